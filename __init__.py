@@ -195,6 +195,7 @@ def load(
     deterministic: bool = False,
     devices: Sequence[int] | str | None = None,
     split_mode: str = "auto",
+    cpu_moe: bool | int = False,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -235,6 +236,8 @@ def load(
       it has no room for the model all there are.
     - `split_mode`: how several GPUs share it: by "layers", a part of them each, or by "tensors", where every
       layer's work is divided, so that a token takes less time; "auto" is by tensors if model and GPUs can.
+    - `cpu_moe`: True to keep the experts of a mixture in the computer's memory, where the CPU computes them,
+      while the GPU has all else; or in how many layers, the first of those that have experts.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -254,7 +257,7 @@ def load(
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
-    from .runtime.model.options import LoadOptions, device_numbers
+    from .runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
 
     shown = NoProgress if progress is None else partial(CallbackProgress, progress)
     small = None if draft is None else str(resolve(str(draft), shown))
@@ -265,6 +268,7 @@ def load(
         deterministic=deterministic,
         devices=device_numbers(devices),
         split_mode=split_mode,
+        cpu_moe=ALL_LAYERS if cpu_moe is True else int(cpu_moe),
     )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 
 from .core import Tokenizer
 
@@ -25,6 +26,10 @@ class IncrementalDecoder:
         if self.skip_special and self._tokenizer.is_special(id):
             return ""
         return self._begin(self._decoder.decode(self._tokenizer.token_bytes(id)))
+
+    def push_all(self, ids: Iterable[int]) -> str:
+        """The text that has become certain with several tokens, none of which is special."""
+        return self._begin(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole. Then starts afresh."""

@@ -27,7 +27,7 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
     """
     layers = "all" if plan.gpu_layers is None else str(plan.gpu_layers)
     arguments = [str(path.resolve()), str(n_prompt), str(threads), plan.kv_type, plan.device, layers]
-    arguments += [plan.devices or "auto", plan.split_mode]
+    arguments += [plan.devices or "auto", plan.split_mode, str(plan.cpu_moe)]
     start = perf_counter()
     process = start_python(f"{__name__}:main", arguments, stdout=subprocess.PIPE)
     if process is None:
@@ -45,7 +45,7 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
 
 def main(arguments: list[str]) -> None:
     """The new process: load, generate one token, write a line."""
-    path, kv_type, device, layers, cards, split_mode = arguments[0], *arguments[3:]
+    path, kv_type, device, layers, cards, split_mode, cpu_moe = arguments[0], *arguments[3:]
     n_prompt, threads = map(int, arguments[1:3])
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.loading import load_model
@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
         gpu_layers=None if layers == "all" else int(layers),
         devices=None if cards == "auto" else device_numbers(cards),
         split_mode=split_mode,
+        cpu_moe=int(cpu_moe),
     )
     with load_model(path, options, warn=lambda _: None, text=False) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):

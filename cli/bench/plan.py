@@ -59,6 +59,7 @@ class Plan:
     speculate: str = "off"
     devices: str | None = None  # numbers of cards
     split_mode: str = "auto"
+    cpu_moe: int = 0  # layers whose experts are on the CPU
     draft: str | None = None  # file or folder of a draft model
 
 

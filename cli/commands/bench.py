@@ -21,14 +21,17 @@ from ..console import terminal
 from ..console.options import (
     DEFAULT_MODEL,
     THREADS_HELP,
+    CpuMoe,
     Device,
     DeviceFlag,
     Devices,
     GpuLayers,
     KvType,
+    NCpuMoe,
     Speculate,
     SplitMode,
     SplitModeFlag,
+    cpu_moe_layers,
     flag,
     with_options,
 )
@@ -89,6 +92,8 @@ class BenchOptions(AdapterOptions):
     gpu_layers: GpuLayers = None
     devices: Devices = None
     split_mode: SplitModeFlag = SplitMode.auto
+    cpu_moe: CpuMoe = False
+    n_cpu_moe: NCpuMoe = None
     draft: Annotated[
         str | None,
         flag("--draft", metavar="MODEL", help="Measure decoding with drafts of this model as well."),
@@ -180,6 +185,8 @@ def _bench_server(options: BenchOptions, models: list[str] | None) -> None:
     flags += [] if options.gpu_layers is None else ["--gpu-layers", str(options.gpu_layers)]
     flags += ["--devices", options.devices] if options.devices else []
     flags += ["--split-mode", options.split_mode.value]
+    n_layers = cpu_moe_layers(options.cpu_moe, options.n_cpu_moe)
+    flags += ["--n-cpu-moe", str(n_layers)] if n_layers else []
     flags += ["--threads", *options.threads] if options.threads else []
     if options.lora or options.control_vector or options.draft or options.speculate is not Speculate.off:
         raise typer.BadParameter("--serve goes without adapters and drafts")
@@ -225,6 +232,7 @@ def _plan(options: BenchOptions) -> Plan:
         gpu_layers=options.gpu_layers,
         devices=options.devices,
         split_mode=options.split_mode.value,
+        cpu_moe=cpu_moe_layers(options.cpu_moe, options.n_cpu_moe),
         warm_up=not options.no_warmup,
         cold=not options.no_cold,
         adapters=options.adapters or None,
@@ -319,7 +327,7 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
             options = LoadOptions(
                 plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
-                devices=device_numbers(plan.devices), split_mode=plan.split_mode,
+                devices=device_numbers(plan.devices), split_mode=plan.split_mode, cpu_moe=plan.cpu_moe,
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)

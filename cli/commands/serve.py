@@ -16,16 +16,19 @@ from ..console import terminal
 from ..console.options import (
     DEFAULT_MODEL,
     MAX_CONTEXT,
+    CpuMoe,
     Device,
     DeviceFlag,
     Devices,
     GpuLayers,
     KvType,
     KvTypeFlag,
+    NCpuMoe,
     Speculate,
     SplitMode,
     SplitModeFlag,
     Threads,
+    cpu_moe_layers,
     flag,
     with_options,
 )
@@ -109,6 +112,8 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     gpu_layers: GpuLayers = None
     devices: Devices = None
     split_mode: SplitModeFlag = SplitMode.auto
+    cpu_moe: CpuMoe = False
+    n_cpu_moe: NCpuMoe = None
     speculate: Annotated[
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
@@ -148,6 +153,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             gpu_layers=self.gpu_layers,
             devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
+            cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             parallel=self.parallel,
             speculate=self.speculate.value,
             adapters=self.adapters,

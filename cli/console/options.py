@@ -76,10 +76,26 @@ Devices = Annotated[
     str | None,
     flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
 ]
+EVERY_LAYER = 1 << 20  # more than any model has
+CpuMoe = Annotated[
+    bool,
+    flag("--cpu-moe", help="The CPU computes experts, from its own memory; all else is on the card."),
+]
+NCpuMoe = Annotated[
+    int | None,
+    flag("--n-cpu-moe", metavar="N", min=0, help="The same, in the first N layers that have experts."),
+]
 
 SplitModeFlag = Annotated[
     SplitMode, flag("--split-mode", help="How cards share a model; auto: tensors where that is possible.")
 ]
+
+
+def cpu_moe_layers(every: bool, n: int | None) -> int:
+    """How many layers keep their experts on the CPU. A usage error if both flags are given."""
+    if every and n is not None:
+        raise typer.BadParameter("--cpu-moe is for all layers, --n-cpu-moe for some: not both")
+    return EVERY_LAYER if every else n or 0
 
 
 class TextOrJson(StrEnum):

@@ -12,17 +12,20 @@ import typer
 
 from ..console.options import (
     MAX_CONTEXT,
+    CpuMoe,
     Device,
     DeviceFlag,
     Devices,
     GpuLayers,
     KvType,
     KvTypeFlag,
+    NCpuMoe,
     Speculate,
     SplitMode,
     SplitModeFlag,
     TextOrJson,
     Threads,
+    cpu_moe_layers,
     flag,
 )
 from ..console.terminal import remark
@@ -205,6 +208,8 @@ class GenerationOptions(
     gpu_layers: GpuLayers = None
     devices: Devices = None
     split_mode: SplitModeFlag = SplitMode.auto
+    cpu_moe: CpuMoe = False
+    n_cpu_moe: NCpuMoe = None
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
     ] = False
@@ -309,6 +314,7 @@ class GenerationOptions(
             adapters=adapters,
             devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
+            cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,

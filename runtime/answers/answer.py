@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -165,18 +165,26 @@ class Answer:
         try:
             async with aclosing(self.generation.batches(seconds)) as batches:
                 async for batch in batches:
-                    events: list[AnswerEvent] = []
-                    for token in batch:
-                        events += self._push(token)
-                        if self._stopped:
-                            break
-                    if events:
+                    if events := self._push_all(batch):
                         yield events
                     if self._stopped:
                         break
             yield self._end()
         finally:
             self.close()
+
+    def _push_all(self, tokens: Sequence[int]) -> list[AnswerEvent]:
+        """The events of the next tokens, as far as the answer goes: fewer than one by one, if it cannot end
+        among them."""
+        if not (self._scored or self._reader.may_stop or self._most_calls is not None):
+            self._n_tokens += len(tokens)
+            return self._events_of(self._reader.push_all(tokens))
+        events: list[AnswerEvent] = []
+        for token in tokens:
+            events += self._push(token)
+            if self._stopped:
+                break
+        return events
 
     def _push(self, token: int) -> list[AnswerEvent]:
         """The events of the next token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...tokenizer import Tokenizer
 from ...tokenizer.incremental import IncrementalDecoder
@@ -19,6 +19,8 @@ class TokenReader:
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str], skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special)
+        stops = list(stops)
+        self.may_stop = bool(stops)  # whether a stop string may end the text
         self._stops = StopFilter(stops)
 
     @property
@@ -36,6 +38,13 @@ class TokenReader:
         if self._decoder.skip_special and self._tokenizer.is_special(token):
             return self._stops.push_run(self._tokenizer.token_text(token), shown=False)
         return self._stops.push_run(self._decoder.push(token))
+
+    def push_all(self, tokens: Sequence[int]) -> list[Run]:
+        """As `push` of each, with runs that follow one another joined. Where there are stop strings, nobody
+        knows with which of the tokens one was complete."""
+        if not any(map(self._tokenizer.is_special, tokens)):
+            return self._stops.push_run(self._decoder.push_all(tokens))
+        return [run for token in tokens for run in self.push(token)]
 
     def finish(self) -> list[Run]:
         """The text that was held back, when no more tokens follow."""

@@ -132,6 +132,20 @@ class CpuMachine:
         self._run(run.piece(at, len(self.program.ops)))
         return run.result[:n]
 
+    def transform(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What a program without tokens and without a cache makes of its `boundary_in` buffers, float32
+        [rows, width] each: its `boundary_out` buffers, valid until the next call."""
+        self._check_open()
+        n = len(values[0])
+        run, step = self._lowered.steps_of(n), self._step
+        self.write_boundary(values)
+        rows = np.arange(n, dtype=np.int32)
+        step["n_rows"], step["n_logits"], step["row_tile"] = n, n, run.row_tile
+        for name in ("tokens", "sequences", "positions", "logits_indices"):
+            step[name] = rows.ctypes.data
+        self._run(run.instructions)
+        return self.read_boundary(n)
+
     def _check(self, batch: Batch, table: PageTable) -> None:
         """Raise ValueError for a batch that cannot run, and ModelClosed."""
         if table.page_size != self.page_size:

@@ -74,6 +74,8 @@ class CudaMachine:
     machine must not be used by two threads at once.
     """
 
+    hosted: frozenset[int] = frozenset()  # mixtures of experts, by `id` of the op, that the host computes
+
     def __init__(
         self,
         program: ops.Program,
@@ -125,7 +127,7 @@ class CudaMachine:
         device, program = self.device, self.program
         self._inputs = StepInputs(capacity, device, memory, self._kernels)
         threads = min(16, os.cpu_count() or 1)
-        weights = upload_weights(device, weight_groups(cuda_ops), threads, release, progress)
+        weights = upload_weights(device, weight_groups(cuda_ops, self.hosted), threads, release, progress)
         self.lowering = Lowering(
             program,
             cuda_ops,
@@ -137,6 +139,7 @@ class CudaMachine:
             self._inputs.addresses,
             group=group,
             rank=len(group.members) if group else 0,
+            hosted=self.hosted,
         )
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
@@ -154,7 +157,7 @@ class CudaMachine:
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
-        self._may_pad = allows_padding(program)
+        self._may_pad = allows_padding(program) and not self.hosted
         self._plans: dict[StepShape, list[Launch]] = {}
         self._left: dict[StepShape, list[Region]] = {}
         self._sums: dict[StepShape, int] = {}  # over the cards of a group
@@ -300,7 +303,7 @@ class CudaMachine:
         n = len(next(iter(values.values())))
         held = {b: np.ascontiguousarray(rows, np.float32) for b, rows in values.items()}
         for b, rows in held.items():
-            _copy_rows(self.device.upload, self.lowering.region(b), rows)
+            copy_rows(self.device.upload, self.lowering.region(b), rows)
         launches, _ = self.lowering.observed(n, n, True, one_prompt=False, first=at)
         self.device.wait()
         self._launch_observed(launches, [])
@@ -316,10 +319,14 @@ class CudaMachine:
         for i in range(len(launches) + 1):
             for each in copies:
                 if each.n_launches == i and each.n_rows:
-                    _copy_rows(lambda a, rows: self.device.download(rows, a), each.region, values[each.tap])
+                    copy_rows(lambda a, rows: self.device.download(rows, a), each.region, values[each.tap])
             if i < len(launches):
-                self.device.launch(launches[i])
+                self._launch_alone(launches, i)
         return values
+
+    def _launch_alone(self, launches: Sequence[Launch], i: int) -> None:
+        """Enqueue launch number `i` of a step that is observed."""
+        self.device.launch(launches[i])
 
     def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
         step = self.prepare(batch, table, request)
@@ -350,11 +357,20 @@ class CudaMachine:
         if graph is None and (occurs_again or self.lowering.group):
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
-            with self.device.capture() as graph:
-                self._enqueue(launches, shape, top_k)
+            graph = self._capture(launches, shape, top_k)
         if graph is not None:
             self._graphs[shape, request] = graph  # behind those that were used before
         return Step(batch, shape, graph, top_k, self._sums[shape])
+
+    def _capture(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> Graph:
+        """What `_enqueue` enqueues, as a graph."""
+        with self.device.capture() as graph:
+            self._enqueue(launches, shape, top_k)
+        return graph
+
+    def _run(self, graph: Graph) -> None:
+        """Enqueue what `_capture` has given."""
+        self.device.run(graph)
 
     def number_sums(self, first: int) -> None:
         """Set the number of the first sum of the step that `prepare` has made ready, the same on all cards of
@@ -367,7 +383,7 @@ class CudaMachine:
         if step.graph is None:
             self._enqueue(self._plans[step.shape], step.shape, step.top_k)
         else:
-            self.device.run(step.graph)
+            self._run(step.graph)
 
     def wait(self) -> None:
         """Wait until the GPU has nothing left to do."""
@@ -446,11 +462,21 @@ class CudaMachine:
         return launches
 
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
-        """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
+        """Enqueue inputs, launches, and what `_enqueue_results` does."""
+        self._enqueue_inputs(shape)
+        for launch in launches:
+            self.device.launch(launch)
+        self._enqueue_results(shape, top_k)
+
+    def _enqueue_inputs(self, shape: StepShape) -> None:
+        """Enqueue copies of the inputs of a step."""
         self._inputs.send()
         if not self.takes_on_card:
             self._send_boundary(shape.n_rows)
-        for launch in [*launches, *(top_k.launches if top_k else ())]:
+
+    def _enqueue_results(self, shape: StepShape, top_k: TopKPlan | None) -> None:
+        """Enqueue either the selection of the top k or the copy of the logits."""
+        for launch in top_k.launches if top_k else ():
             self.device.launch(launch)
         if not self.leaves_on_card:
             self._fetch_boundary(shape)
@@ -460,14 +486,14 @@ class CudaMachine:
     def _send_boundary(self, n_rows: int) -> None:
         """Enqueue copies of what the part before has left."""
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
-            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
+            copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
 
     def _fetch_boundary(self, shape: StepShape) -> None:
         """Enqueue copies of what the part behind reads."""
         left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
         for b, rows, region in left:
             n = shape.n_logits if b.logits_rows else shape.n_rows
-            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
+            copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
@@ -479,7 +505,7 @@ class CudaMachine:
             self.device.download(rows, address)
 
         small = rows.nbytes <= MAPPED_LOGITS
-        _copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
+        copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
 
     def close(self) -> None:
         """Free all memory. Later steps raise RuntimeError."""
@@ -493,7 +519,7 @@ class CudaMachine:
             self.device.close()
 
 
-def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
+def copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
     """Copy between the rows of a region and of an array [rows, width]: in one call if both are contiguous."""
     if rows.flags.c_contiguous and region.stride == rows.strides[0]:
         copy(region.address, rows)

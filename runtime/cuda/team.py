@@ -49,7 +49,7 @@ class CudaTeam:
         self.max_rows = self.machines[0].max_rows
         self.max_logits = min(machine.max_logits for machine in self.machines)
         self.kv_type = self.machines[0].kv_type
-        self._next_sum = 1
+        self._next_sum, self._running = 1, False
         widths = [part.logits.width for part in parts]
         self._divided = sum(widths) == program.logits.width  # the logits
         self._starts = [0, *accumulate(widths[:-1])] if self._divided else [0]
@@ -91,6 +91,9 @@ class CudaTeam:
         )
 
     def _run(self, batch: Batch, table: PageTable, requests: Sequence[TopKRequest]) -> None:
+        if self._running:  # a step that Ctrl-C has interrupted
+            for machine in self.machines:
+                machine.wait()
         # Nothing starts before all is ready: a GPU that waits for another one holds up its own allocations.
         steps: list[Step] = []
         for machine, request in zip_longest(self.machines, requests):
@@ -98,16 +101,24 @@ class CudaTeam:
             if step is None:
                 return
             steps.append(step)
-        for machine, step in zip(self.machines, steps, strict=True):
-            machine.number_sums(self._next_sum)
-            machine.device.use()
-            machine.start(step)
-        self._next_sum += steps[0].n_sums
-        if self._next_sum > MOST_SUMS:
-            self._next_sum = 2 + (self._next_sum & 1)  # sums take two rooms in turn
+        self._running = True
+        self._number_sums(steps[0].n_sums)
+        graphs = [step.graph for step in steps if step.graph is not None]
+        devices = [machine.device for machine in self.machines]
+        devices[0].run_together(list(zip(devices, graphs, strict=True)))
         for machine, step in zip(self.machines, steps, strict=True):
             machine.device.use()
             machine.complete(step)
+        self._running = False
+
+    def _number_sums(self, n: int) -> None:
+        """Give the sums of the next step, `n` of them, numbers that none has had, if it starts or not."""
+        first = self._next_sum
+        if first > MOST_SUMS:
+            first = 2 + (first & 1)  # sums take two rooms in turn
+        self._next_sum = first + n
+        for machine in self.machines:
+            machine.number_sums(first)
 
     @property
     def page_layout(self) -> str:

@@ -14,6 +14,7 @@ SPECULATE = ("auto", "off", "ngram", "draft", "mtp")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
+ALL_LAYERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class LoadOptions:
       of it. Default: the first one, and where it has no room for the model all there are.
     - `split_mode`: how several GPUs share a model: by "layers", one part of them each, or by "tensors", where
       every layer's work is divided. "auto" is by tensors if model and cards allow it.
+    - `cpu_moe`: in how many layers, the first of those that have experts, these stay in the computer's
+      memory, where the CPU computes them, while a GPU has all else; ALL_LAYERS for all of them.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
@@ -67,6 +70,7 @@ class LoadOptions:
     contexts: int | None = None
     devices: tuple[int, ...] | None = None
     split_mode: str = "auto"
+    cpu_moe: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -93,6 +97,13 @@ class LoadOptions:
             raise ValueError(f"contexts must be from 1 to {MAX_PARALLEL}, not {self.contexts}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")
+        if self.cpu_moe < 0:
+            raise ValueError(f"there cannot be {self.cpu_moe} layers whose experts are on the CPU")
+        if self.cpu_moe and (self.gpu_layers or len(self.devices or ()) > 1):
+            raise ValueError(
+                "experts stay on the CPU beside one card with all layers: cpu_moe goes with neither "
+                "gpu_layers nor several devices"
+            )
         self._check_devices()
 
     def _check_devices(self) -> None:

@@ -17,6 +17,7 @@ from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program
 from .cards import CUDA_PREFILL_ROWS, on_all_cards, on_cards
+from .cpu_experts import beside_cpu_experts
 from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
 from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
@@ -76,6 +77,8 @@ class Placing:
         if device is None:
             return self._on_cpu()
         try:
+            if self.options.cpu_moe and (model := beside_cpu_experts(self, device)):
+                return model
             return self._on_both(device, cut) if cut else self._on_cuda_or_both(device)
         except (CudaError, NotEnoughMemory) as problem:
             device.close()
@@ -102,7 +105,7 @@ class Placing:
         """The number of whole contexts that the KV cache has room for."""
         return self.options.contexts or self.options.parallel or 1
 
-    def _pages(self, context: int) -> int:
+    def pages(self, context: int) -> int:
         """Pages of the KV cache for contexts of so many tokens. Short texts fill theirs only in part; each
         beam beside the first has a last page of its own."""
         spare = TEXTS_AT_ONCE if self.program.vectors else self.options.beams - 1
@@ -136,7 +139,7 @@ class Placing:
         from ..reference.machine import ReferenceMachine
 
         context = self.fitting_context(self._with_draft(Placing._reference_need), available_memory())
-        n_pages, n_sequences = self._pages(context), self.sequences
+        n_pages, n_sequences = self.pages(context), self.sequences
         kept = self._reference_copies
         rows = self.max_rows(context, _prefill_rows(self.program, 1))
         machine = ReferenceMachine(
@@ -267,7 +270,7 @@ class Placing:
 
         return CpuMachine(
             part,
-            self._pages(context),
+            self.pages(context),
             max_sequences=self.sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
@@ -285,7 +288,7 @@ class Placing:
 
         return CudaMachine(
             part,
-            self._pages(context),
+            self.pages(context),
             max_sequences=self.sequences,
             max_rows=max_rows,
             kv_type=self.options.kv_type,
@@ -301,7 +304,7 @@ class Placing:
         draft: Model | AnyMachine | None
         drafter: Drafter | None
         draft, drafter = self._load_draft(machine, context)
-        table = PageTable(self._pages(context), self.sequences)
+        table = PageTable(self.pages(context), self.sequences)
         if self.mtp is not None:
             from .speculation.mtp import load_mtp
 

@@ -49,6 +49,9 @@ def test_any_ids_give_what_decode_gives(model: str, tokenizer: Callable[[str], T
         assert "".join(stream(read, ids)) == read.decode(ids)
         plain = [id for id in ids if not read.is_special(id)]
         assert "".join(stream(read, ids, skip_special=True)) == read.decode(plain)
+        decoder, cut = IncrementalDecoder(read), rng.randrange(len(plain) + 1)
+        together = decoder.push_all(plain[:cut]), decoder.push_all(plain[cut:]), decoder.flush()
+        assert "".join(together) == read.decode(plain)
 
 
 def test_special_tokens_are_left_out(tokenizer: Callable[[str], Tokenizer]) -> None:

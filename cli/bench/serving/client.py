@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from urllib.parse import urlsplit
 
-MOST_LINE = 1 << 20
+MOST_BYTES = 1 << 28  # of an answer
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 @dataclass
@@ -79,48 +82,85 @@ class Target:
         address = urlsplit(self.url)
         secure = address.scheme == "https"
         port = address.port or (443 if secure else 80)
-        reader, writer = await asyncio.open_connection(
-            address.hostname, port, ssl=secure or None, limit=MOST_LINE
+        loop = asyncio.get_running_loop()
+        transport, received = await loop.create_connection(
+            _Received, address.hostname or "", port, ssl=secure or None
         )
         try:
             key = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-            writer.write(
+            transport.write(
                 f"POST {address.path.rstrip('/')}/v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n{key}"
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
                 "".encode()
                 + body
             )
-            await writer.drain()
-            status = (await reader.readline()).split(b" ", 2)
-            head = await reader.readuntil(b"\r\n\r\n")
-            if len(status) < 2 or status[1] != b"200":
-                text = (await reader.read(2000)).decode("utf-8", "replace")
-                sample.error = f"HTTP {b' '.join(status[1:2]).decode()}: {text:.200}"
-            elif b"chunked" in head.lower():
-                await _read_chunks(reader, sample)
-            else:
-                await _read_lines(reader, sample)
+            await received.all
         finally:
-            writer.close()
+            transport.close()
+        received.read(sample)
 
 
-async def _read_chunks(reader: asyncio.StreamReader, sample: Sample) -> None:
-    """Read a chunked body (RFC 9112, section 7.1)."""
-    left = b""
-    while size := int((await reader.readline()).split(b";")[0], 16):
-        chunk = (await reader.readexactly(size + 2))[:-2]
-        events, _, left = (left + chunk).rpartition(b"\n\n")
-        _take(events, sample)
+class _Received(asyncio.Protocol):
+    """What a server sends, and when: it is read when the answer is complete, so that nothing is in the way of
+    the server meanwhile."""
+
+    def __init__(self) -> None:
+        self.all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pieces: list[bytes] = []
+        self._times: list[float] = []
+        self._ends: list[int] = []  # bytes up to the end of each piece
+
+    def data_received(self, data: bytes) -> None:
+        self._times.append(perf_counter())
+        self._pieces.append(data)
+        self._ends.append(len(data) + (self._ends[-1] if self._ends else 0))
+        if (data.endswith(LAST_CHUNK) or self._ends[-1] > MOST_BYTES) and not self.all.done():
+            self.all.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.all.done():
+            self.all.set_result(None)
+
+    def read(self, sample: Sample) -> None:
+        """Note what the answer says. Raises ValueError or EOFError for one that is none."""
+        content = b"".join(self._pieces)
+        head, found, body = content.partition(b"\r\n\r\n")
+        if not found:
+            raise EOFError("the server ended the connection")
+        status = head.split(b" ", 2)
+        if len(status) < 2 or status[1] != b"200":
+            text = body[:2000].decode("utf-8", "replace")
+            sample.error = f"HTTP {b' '.join(status[1:2]).decode()}: {text:.200}"
+            return
+        start = len(content) - len(body)
+        lines = [(start, len(content))]
+        if b"chunked" in head.lower():
+            lines = list(_chunks(content, start))
+        left = b""
+        for first, end in lines:
+            events, _, left = (left + content[first:end]).rpartition(b"\n\n")
+            _take(events, self._times[bisect_left(self._ends, end)], sample)
 
 
-async def _read_lines(reader: asyncio.StreamReader, sample: Sample) -> None:
-    while line := await reader.readline():
-        _take(line, sample)
+def _chunks(content: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Where the chunks of a body begin and end (RFC 9112, section 7.1)."""
+    while True:
+        line = content.find(b"\r\n", start)
+        if line < 0:
+            raise EOFError("the answer broke off")
+        size = int(content[start:line].split(b";")[0], 16)
+        if not size:
+            return
+        start = line + 2 + size
+        if start > len(content):
+            raise EOFError("the answer broke off")
+        yield line + 2, start
+        start += 2
 
 
-def _take(events: bytes, sample: Sample) -> None:
-    """Note the time of server-sent events that bring text, and the usage at the end."""
-    now, has_text = perf_counter(), False
+def _take(events: bytes, now: float, sample: Sample) -> None:
+    """Note server-sent events that came at a time: whether they bring text, and the usage at the end."""
+    has_text = False
     for line in events.splitlines():
         if not line.startswith(b"data: {"):
             continue

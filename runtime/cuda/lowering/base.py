@@ -86,6 +86,19 @@ class QuantizedRows:
     norm: ops.RMSNorm | None = None
 
 
+@dataclass(frozen=True)
+class HostMixture:
+    """A mixture of experts that the host computes behind the first `n_launches` launches of a step: where the
+    `n_rows` rows of what it reads are (x, the experts, their weights), and where its output goes.
+    """
+
+    op: ops.MoE
+    n_launches: int
+    reads: tuple[Region, Region, Region]
+    out: Region
+    n_rows: int
+
+
 @dataclass
 class LaunchBuilder:
     """Turns the fused ops of a program into launches: what the lowerings of all kinds of ops share.
@@ -94,7 +107,8 @@ class LaunchBuilder:
     frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
     table. `decode_rows` is the most rows of products with decode kernels. `row_inputs` is the memory, int32
     [rows], of inputs that few models have: `ends`, the length of each row's sequence, and `types`, its token
-    type.
+    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes; a step's are in
+    `mixtures`.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
@@ -115,7 +129,9 @@ class LaunchBuilder:
     row_inputs: dict[str, Region] = field(default_factory=dict)
     group: CardGroup | None = None
     rank: int = 0
+    hosted: frozenset[int] = frozenset()
     n_sums: int = field(default=0, init=False)
+    mixtures: list[HostMixture] = field(default_factory=list, init=False)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
     decode_rows: int = field(default=DECODE_ROWS, init=False)
@@ -162,6 +178,7 @@ class LaunchBuilder:
     def _begin(self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool) -> None:
         """Start a step: see `Lowering.launches` for the parameters."""
         self._launches = []
+        self.mixtures = []
         self._n_rows = {False: n_rows, True: n_logits}
         self._all_logits = all_logits
         self._one_prompt = one_prompt
@@ -193,8 +210,9 @@ class LaunchBuilder:
         where there are few; `shared` the bytes of shared memory; `label` is for profiles; `cluster` the
         blocks of a cluster."""
         # The first launch waits until the inputs of the step are copied, so that all kernels may read them at
-        # any time.
-        early = self.device.capability >= (9, 0) and bool(self._launches)
+        # any time; that behind the host's work waits for its result.
+        follows = bool(self._launches) and len(self._launches) not in [m.n_launches for m in self.mixtures]
+        early = self.device.capability >= (9, 0) and follows
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(kernel, shared)
         packed, name = pack_arguments(*arguments), f"{kernel.name} {label}".strip()

@@ -17,7 +17,7 @@ from ..kernels.experts.moe_permute import PermuteArguments
 from ..kernels.experts.moe_routing import RouteArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..weights.packing import packed_bytes
-from .base import DECODE_ROWS
+from .base import DECODE_ROWS, HostMixture
 from .matmul import SM80_TILE, UpMatrix
 from .moe_decode import PairLowering
 
@@ -68,6 +68,12 @@ class ExpertLowering(PairLowering):
 
     def _moe(self, op: ops.MoE) -> None:
         n = self._n_rows[op.x.logits_rows]
+        if id(op) in self.hosted:
+            x, experts, weights = (self._at(b) for b in (op.x, op.experts, op.routing_weights))
+            at = len(self._launches)
+            self.mixtures.append(HostMixture(op, at, (x, experts, weights), self._at(op.out), n))
+            self._invalidate(op.out)
+            return
         quantised = not any(w[0].format.is_float for w in (op.gate, op.up, op.down) if w)
         if op.lows:
             self._moe_adapted(op, n)

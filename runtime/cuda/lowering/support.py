@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ....quant.block import QTensor
 from ....quant.errors import UnsupportedModel
@@ -54,12 +54,13 @@ def check_supported(program: ops.Program) -> None:
         raise UnsupportedModel(f"{refused}residual streams are grouped in different ways")
 
 
-def weight_groups(cuda_ops: Sequence[CudaOp]) -> list[tuple[QTensor, ...]]:
-    """The matrices of all ops, each once, in groups that must be contiguous in memory."""
+def weight_groups(cuda_ops: Sequence[CudaOp], hosted: Collection[int] = ()) -> list[tuple[QTensor, ...]]:
+    """The matrices of all ops but the `hosted` ones (by `id`), each once, in groups that must be contiguous
+    in memory."""
     groups: list[tuple[QTensor, ...]] = []
     seen: set[int] = set()
     for op in cuda_ops:
-        for group in matrices(op):
+        for group in matrices(op) if id(op) not in hosted else ():
             if not any(id(w) in seen for w in group):
                 groups.append(group)
                 seen |= {id(w) for w in group}

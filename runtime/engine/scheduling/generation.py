@@ -12,6 +12,8 @@ from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
 
+MANY = 6  # tokens in a batch, so many that nobody reads them one by one
+
 
 @contextmanager
 def listening(sequence: Sequence) -> Iterator[asyncio.Event]:
@@ -96,6 +98,13 @@ class Generation:
         sequence.n_read += 1
         return token
 
+    def _read_all(self) -> list[int]:
+        """All tokens that are there and were not read."""
+        sequence = self._sequence
+        tokens = sequence.ids[sequence.n_prompt + sequence.n_read :]
+        sequence.n_read += len(tokens)
+        return tokens
+
     async def __aiter__(self) -> AsyncIterator[int]:
         """The tokens, without blocking the event loop."""
         async with aclosing(self.batches()) as batches:
@@ -106,8 +115,9 @@ class Generation:
     async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[int], None]:
         """The tokens in batches of all that are there, without blocking the event loop; none is empty.
 
-        Between two batches are so many `seconds` where tokens come faster, but for the last one: the event
-        loop has nothing to do for this generation meanwhile.
+        Between two batches are so many `seconds` where tokens come faster, but for the last one, and twice as
+        many where more than MANY come in that time: the event loop has nothing to do for this generation
+        meanwhile.
         """
         self._driver.start()
         reader = _Reader(self._sequence)
@@ -116,14 +126,12 @@ class Generation:
         try:
             while not self._sequence.finished or self._sequence.n_new > self._sequence.n_read:
                 self._driver.check()
-                batch = []
-                while (token := self._read()) is not None:
-                    batch.append(token)
-                if batch:
+                if batch := self._read_all():
                     came, before = before, monotonic()
                     yield batch
-                    if before - came < 1.5 * seconds and not self._sequence.finished:
-                        await reader.pause(seconds)
+                    pause = 2 * seconds if len(batch) > MANY else seconds
+                    if before - came < 1.5 * pause and not self._sequence.finished:
+                        await reader.pause(pause)
                 elif not self._sequence.finished:
                     await reader.wait()
         finally:

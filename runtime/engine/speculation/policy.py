@@ -43,6 +43,11 @@ class StepCosts:
         """The cost of a step of `n_rows` rows, in steps of `base` rows, measured or guessed in between."""
         return self._estimate(n_rows) / self._estimate(base)
 
+    def shares(self, base: int) -> Callable[[int], float]:
+        """`share` beside `base` rows, for any number of them."""
+        alone = self._estimate(base)
+        return lambda n_rows: 1 + base * (self._estimate(base + n_rows) / alone - 1)
+
     def share(self, n_rows: int, base: int) -> float:
         """The cost of `n_rows` rows beside `base` others, one of which is the sequence's own, in what that
         one costs without them."""
@@ -83,17 +88,21 @@ class Acceptance:
         those without drafts it promises. (0, MARGIN) if drafting does not pay.
 
         `cost(n)` is what a sequence costs in a step with n drafted ids, and to draft them, in what it costs
-        without. The first id is right as often as drafts of `kind` are, those behind as often as those of
-        `following`.
+        without; it does not fall with n. The first id is right as often as drafts of `kind` are, those behind
+        as often as those of `following`.
         """
         first, then = self._rates[kind], self._rates[following]
+        endless = 1.0 / max(1.0 - then, 1e-9)  # ids of a draft without end, if its first one is right
         tokens, right, best, length = 1.0, first, MARGIN, 0
         for n in range(1, most + 1):
             tokens += right
             right *= then
-            gain = tokens / cost(n)
+            costs = cost(n)
+            gain = tokens / costs
             if gain > best:
                 best, length = gain, n
+            if tokens + right * endless <= best * costs:  # what more ids could bring at most, at no cost
+                break
         return length, best
 
 

@@ -61,7 +61,7 @@ class SequenceDrafts:
             if self._place >= 0:
                 fitting = min(most, len(ids) - self._place)
                 n, gain = self._acceptance.best_length(
-                    self._order, FOLLOWING, lambda n: self._costs.share(n, base), fitting
+                    self._order, FOLLOWING, self._costs.shares(base), fitting
                 )
         self._drafted = list(ids[self._place : self._place + n])
         if self._drafter is None or len(ids) - self._n_known > MOST_BEHIND * left:

@@ -32,7 +32,7 @@ def open_draft(target: Placing) -> Placing | None:
         target,
         source=source,
         program=program,
-        options=replace(options, speculate="off", draft=None, gpu_layers=None, devices=first),
+        options=replace(options, speculate="off", draft=None, gpu_layers=None, cpu_moe=0, devices=first),
         context=min(target.context, source.config.max_context or target.context),
         max_sequences=target.sequences,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ class Sender:
         self._write_seconds = write_seconds
         self.status = 0  # of the answer; 0: none has begun
         self.n_bytes = 0
+        self._sending_since: float | None = None  # a part of a stream, on the monotonic clock
 
     async def start(self, status: int, media_type: str, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -71,24 +73,42 @@ class Sender:
         """Send a stream to its end, within so many seconds."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self.start(200, stream.media_type, headers)
-        pinging = asyncio.create_task(self._ping(stream.ping)) if stream.ping else None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit, self._watched(stream.ping, limit):
                 async for part in stream.parts:
-                    await self.body(part, more=True)
+                    self.n_bytes += len(part)
+                    self._sending_since = monotonic()
+                    await self._send({"type": "http.response.body", "body": part, "more_body": True})
+                    self._sending_since = None
         except Exception as error:  # noqa: BLE001 - the answer has begun: its end says what is wrong
             await self.body(stream.on_error(error), more=True)
-        finally:
-            if pinging is not None:
-                pinging.cancel()
-                with suppress(asyncio.CancelledError):
-                    await pinging
         await self.body(b"", more=False)
 
-    async def _ping(self, ping: bytes) -> None:
-        before = -1
+    @asynccontextmanager
+    async def _watched(self, ping: bytes, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """While the block sends parts of a stream: pings where there are none, and the end of `limit` if the
+        client does not take one. A timer for each part would cost as much as all else that is done for it."""
+        watching = asyncio.create_task(self._watch(ping, limit))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    async def _watch(self, ping: bytes, limit: asyncio.Timeout) -> None:
+        before, quiet_since = self.n_bytes, monotonic()
         while True:
-            if before == self.n_bytes:
-                await self.body(ping, more=True)
-            before = self.n_bytes
-            await asyncio.sleep(PING_SECONDS)
+            await asyncio.sleep(min(PING_SECONDS, self._write_seconds) / 4)
+            now = monotonic()
+            stuck = self._sending_since is not None and now - self._sending_since > self._write_seconds
+            if self.n_bytes != before:
+                before, quiet_since = self.n_bytes, now
+            elif ping and self._sending_since is None and now - quiet_since >= PING_SECONDS:
+                try:
+                    await self.body(ping, more=True)
+                except TimeoutError:
+                    stuck = True
+            if stuck:
+                limit.reschedule(asyncio.get_running_loop().time())
+                return

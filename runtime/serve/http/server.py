@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -109,6 +110,10 @@ def _protocol(options: ServeOptions) -> type[H11Protocol]:
     class Protocol(H11Protocol):
         _waiting: asyncio.TimerHandle | None = None
 
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.conn = _Connection(h11.SERVER, MOST_HEADERS)
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if (connection := transport.get_extra_info("socket")) is not None:
@@ -129,6 +134,20 @@ def _protocol(options: ServeOptions) -> type[H11Protocol]:
             super().connection_lost(exc)
 
     return Protocol
+
+
+class _Connection(h11.Connection):
+    """h11's, in which a part of a streamed answer takes a tenth of the time: it changes no state."""
+
+    _chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # it is what all of them are
+        if type(event) is h11.Data and self._chunked and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)  # RFC 9112, section 7.1
+        sent = super().send(event)
+        if isinstance(event, h11.Response):
+            self._chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        return sent
 
 
 _TOO_MANY = (

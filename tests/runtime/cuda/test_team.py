@@ -76,6 +76,37 @@ def test_pages_and_top_k(program):
     team.close()
 
 
+@pytest.mark.slow
+def test_a_step_behind_an_interrupted_one(program, monkeypatch):
+    """The cards have finished what they had begun, and its sums have numbers of their own."""
+    team = team_of(program)
+    row, table = np.zeros(1, np.int32), PageTable(1)
+    table.extend(0, 1)
+    batch = Batch(row, row, row, row)
+    expected = team.step(batch, table).copy()
+    waited: list[int] = []
+
+    def interrupted(step):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(team.machines[0], "complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            team.step(batch, table)
+    before = team._next_sum
+    for machine in team.machines:
+        wait = machine.wait
+        monkeypatch.setattr(machine, "wait", lambda wait=wait: (waited.append(1), wait()))
+    np.testing.assert_array_equal(team.step(batch, table), expected)
+    assert team._next_sum == before + 4
+    assert len(waited) == 2
+    team._next_sum = (1 << 30) + 1
+    np.testing.assert_array_equal(team.step(batch, table), expected)
+    np.testing.assert_array_equal(team.step(batch, table), expected)
+    assert team._next_sum < 20
+    assert len(waited) == 2
+
+
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_the_top_of_parts_of_the_vocabulary(k):
     rng = np.random.default_rng(k)

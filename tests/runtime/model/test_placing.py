@@ -13,13 +13,15 @@ from kukri.quant.errors import UnsupportedModel
 from kukri.quant.extras import how_to_install
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
-from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.engine.split import SplitMachine, split, weight_bytes
 from kukri.runtime.engine.tensor_split import tensor_parts
+from kukri.runtime.model.cpu_experts import apart
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
-from kukri.runtime.model.options import LoadOptions, device_numbers
+from kukri.runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
 from kukri.runtime.model.source import open_source
+from kukri.runtime.ops import MoE
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
@@ -338,3 +340,47 @@ def test_numbers_of_devices():
     assert device_numbers(None) is None
     with pytest.raises(ValueError, match="not 'a'"):
         device_numbers("a")
+
+
+@pytest.fixture
+def hosting(gpu, monkeypatch):
+    """The hosts of machines whose experts the CPU has; the machines themselves are stand-ins."""
+    hosts = []
+
+    class Hosted(StandInMachine):
+        def __init__(self, program, n_pages, host, **more):
+            super().__init__(program, n_pages, **more)
+            hosts.append(host)
+
+    monkeypatch.setattr("kukri.runtime.cuda.hosted.HostedCudaMachine", Hosted)
+    return hosts
+
+
+@pytest.mark.parametrize(("asked", "found"), [(1, 1), (ALL_LAYERS, 2)])
+def test_experts_stay_on_the_cpu(gpu, hosting, conformance, asked, found):
+    model, said = load(conformance("mixtral"), cpu_moe=asked)
+    mixtures = [op for op in model._machine.program.ops if isinstance(op, MoE)]
+    assert [op in hosting[0] for op in mixtures] == [i < found for i in range(len(mixtures))]
+    assert not said
+    model.close()
+
+
+def test_the_card_needs_no_room_for_experts_on_the_cpu(gpu, hosting, conformance):
+    source = open_source(conformance("mixtral"), text=False)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    mixtures = [op for op in program.ops if isinstance(op, MoE)]
+    experts, rest = apart(program, mixtures)
+    assert weight_bytes(experts) + weight_bytes(rest) == weight_bytes(program)
+    gpu.free = cuda_memory_need(rest, "auto").total(64)
+    load(conformance("mixtral"), device="cuda", cpu_moe=ALL_LAYERS)[0].close()
+    with pytest.raises(NotEnoughMemory):
+        load(conformance("mixtral"), device="cuda", cpu_moe=len(mixtures) - 1)
+
+
+def test_a_model_without_experts_says_so(gpu, folder):
+    model, said = load(folder, cpu_moe=ALL_LAYERS)
+    assert layers_on_gpu(model) == n_layers(model)
+    assert len(said) == 1
+    assert "no experts" in said[0]
+    with pytest.raises(ValueError, match="one card"):
+        LoadOptions(cpu_moe=1, gpu_layers=2)

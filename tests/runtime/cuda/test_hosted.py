@@ -1,0 +1,75 @@
+"""Mixtures of experts that the host computes between the launches of a step, on the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.cpu.experts import CpuExperts
+from kukri.runtime.cuda.hosted import HostedCudaMachine
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.inspection.inspect import InspectOptions, inspect_ids
+from kukri.runtime.ops import MoE
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
+
+from .stand_in import StandInDevice, StandInKernels
+
+
+@pytest.fixture(scope="module")
+def program(conformance):
+    checkpoint = Checkpoint.open(conformance("mixtral"))
+    config = config_from_hf(checkpoint.config, checkpoint.tensors)
+    return build_program(config, Weights(config, checkpoint.tensors))
+
+
+@pytest.fixture
+def hosted(program):
+    """hosted(n) → a machine whose first n mixtures the CPU computes, and its stand-in for a GPU."""
+    made = []
+
+    def make(n):
+        mixtures = [op for op in program.ops if isinstance(op, MoE)][:n]
+        device = StandInDevice()
+        host = CpuExperts(mixtures, 20, threads=2)
+        made.append(
+            HostedCudaMachine(program, 1, host, max_rows=20, device=device, kernels=StandInKernels(device))
+        )
+        return made[-1], device
+
+    yield make
+    for machine in made:
+        machine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2])
+def test_logits(program, hosted, feed, conformance, n):
+    """A prompt in two steps, the second short enough for decode kernels, then tokens; twice, the same."""
+    ids = np.load(conformance("mixtral") / "reference.npz")["input_ids"][:23].astype(np.int32)
+    machine, device = hosted(n)
+    n_mixtures = sum(isinstance(op, MoE) for op in program.ops)
+    assert n <= n_mixtures
+    got = feed(machine, PageTable(1), ids, (18, 3, 1, 1))
+    np.testing.assert_allclose(got, feed(ReferenceMachine(program, 1), PageTable(1), ids), atol=2e-3)
+    assert any("moe" in name for name in device.launched) == (n < n_mixtures)
+    np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (18, 3, 1, 1)), got)
+
+
+@pytest.mark.slow
+def test_inspection(program, hosted, conformance):
+    """Residual streams in front of every layer and behind the last one."""
+    ids = np.load(conformance("mixtral") / "reference.npz")["input_ids"][:5]
+    machine, _ = hosted(2)
+
+    class Sized:
+        vocab_size = program.logits.width
+
+    shown = InspectOptions(residual=True)
+    got = inspect_ids(Engine(machine, PageTable(1), Sized()), ids, shown)
+    expected = inspect_ids(Engine(ReferenceMachine(program, 1), PageTable(1), Sized()), ids, shown)
+    np.testing.assert_allclose(got.residual, expected.residual, atol=2e-3)
