@@ -14,6 +14,7 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import States
 from ..ops import Buffer, Program
 from .driver.device import Device
+from .driver.errors import CudaError
 from .lowering.cards import CardGroup
 from .machine import CudaMachine, Step, TopKRequest
 
@@ -110,6 +111,9 @@ class CudaTeam:
             machine.device.use()
             machine.complete(step)
         self._running = False
+        errors = [machine.take_error() for machine in self.machines]
+        if any(errors):
+            raise CudaError("a card has waited too long for what another one computes")
 
     def _number_sums(self, n: int) -> None:
         """Give the sums of the next step, `n` of them, numbers that none has had, if it starts or not."""

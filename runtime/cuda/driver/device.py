@@ -288,6 +288,10 @@ class Device:
         finally:
             self._library.code("cuGraphDestroy", captured)
 
+    def upload_graph(self, graph: Graph) -> None:
+        """Enqueue what the first run of a graph does before it starts, such as getting memory for it."""
+        self._call("cuGraphUpload", graph.executable, self._stream)
+
     def run(self, graph: Graph) -> None:
         """Enqueue a graph."""
         self._call("cuGraphLaunch", graph.executable, self._stream)
@@ -310,6 +314,7 @@ class Device:
 
     def event(self, timed: bool = True) -> Event:
         """A new event of the stream; one that is not `timed` costs less."""
+        self.use()  # it belongs to the context in which it is made
         return Event(self._library, self._stream, timed)
 
     def close(self) -> None:
