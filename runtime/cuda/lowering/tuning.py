@@ -148,6 +148,10 @@ BATCH_ROWS = max(tile.ROWS for tile in BATCH_TILES)
 BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's parts badly
 
 
+# Formats whose gated products of one row are faster with four tiles for each warp than with two
+WIDE_GATES = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
+
+
 class Tuning:
     """Selects tiles for products with matrices of `n_out` rows and `blocks` blocks of 32 columns.
 
@@ -160,8 +164,8 @@ class Tuning:
     ) -> DecodeTile:
         """The tile of a decode product of `tokens` rows with a matrix of the format `name`.
 
-        Measured on an H200 with Q4_0 and Q8_0 in the shapes of Llama 3.1 8B and 3.2 1B: a launch should have
-        about 2,000 warps.
+        Measured on an H200 in the shapes of Llama 3.1 8B, with Q4_0 and Q8_0 in those of 3.2 1B, too: a
+        launch should have about 2,000 warps, all of which fit on the card at once.
         """
         large = n_out > 16384
         if tokens > 8:
@@ -179,11 +183,18 @@ class Tuning:
             tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else one_matrix
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
-        elif name == "Q8_0":
-            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
+            warps = (4 if name == "Q8_0" and tokens > 1 else 2) * parts
+            if tokens == 1 and name in WIDE_GATES:
+                tile = DecodeTile(4, parts, parts, max(1, 4 // parts))
+            else:
+                tile = DecodeTile(2, parts, warps, max(1, 16 // warps) if tokens == 1 else 1)
+        elif large:
+            narrow = name == "Q8_0" and tokens > 1
+            tile = DecodeTile(1, 4, 4) if narrow else DecodeTile(2, 2, 4, 4 if tokens == 1 else 1)
+        elif tokens == 1:
+            tile = DecodeTile(1, 8, 8, 3)
         else:
-            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
+            tile = DecodeTile(1, 8, 8) if name == "Q8_0" else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
 
     def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
