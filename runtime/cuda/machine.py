@@ -392,6 +392,17 @@ class CudaMachine:
         self.device.use()
         self.device.wait()
 
+    def take_error(self) -> bool:
+        """Whether this GPU has waited in vain for another one of its group; it is forgotten then."""
+        report = self.lowering.report
+        if not report[0]:
+            return False
+        report[0] = 0
+        self.device.use()
+        self.device.clear(self.lowering.errors().address, 4)
+        self.device.wait()
+        return True
+
     def complete(self, step: Step) -> None:
         """Wait until a step has ended."""
         self.device.wait()
