@@ -7,7 +7,8 @@ take turns, as long as each other, so that whatever else happens on the machine 
 time of a step (the machine's part), and the time between a step's logits and the next step (waiting for the
 mask, applying it, sampling, forced tokens, the scheduler), each in microseconds, and what a form adds as a
 share of a plain token. `--random` runs random weights of a published shape on the card, with the vocabulary
-of MODEL.
+of MODEL; `--pretend` runs none, but has random logits after so many milliseconds, as from a card: what is
+left is the host's part.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import kukri
 from kukri.runtime.answers.structured.guided import GuidedConstraint
 from kukri.runtime.answers.structured.response_format import ResponseFormat
 from kukri.runtime.answers.structured.vocabulary import Vocabulary
-from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.constraint import Constraint
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
 from kukri.runtime.engine.scheduling import scheduler
 from kukri.runtime.engine.scheduling.constrained import ConstrainedAnswer
+from kukri.runtime.engine.state import SequenceStates
 
 
 @dataclass
@@ -91,6 +94,9 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--random", help="a shape of cuda_bench/models.py and a block format: SHAPE:FORMAT")
+    parser.add_argument(
+        "--pretend", type=float, metavar="MS", help="a step of a machine that computes nothing"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=600, help="at most")
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer")
@@ -102,6 +108,10 @@ def main() -> int:
     prompt = tokenizer.encode("Write an example of that in JSON:\n")
     if options.random:
         measure(random_engine(*options.random.split(":"), tokenizer), vocabulary, prompt, options)
+        return 0
+    if options.pretend:
+        machine = Pretended(tokenizer.vocab_size, options.pretend / 1000)
+        measure(engine_of(machine, tokenizer), vocabulary, prompt, options)
         return 0
     with kukri.load(options.model, context=1024, speculate="off") as model:
         measure(model.engine, vocabulary, prompt, options)
@@ -118,9 +128,42 @@ def random_engine(shape: str, kind: str, tokenizer: kukri.Tokenizer) -> Engine:
     start = time.perf_counter()
     machine = CudaMachine(models.random_model(shape, kind), 1024 // 64)
     print(f"loaded within {time.perf_counter() - start:.1f} s", flush=True)
+    return engine_of(machine, tokenizer)
+
+
+def engine_of(machine: Any, tokenizer: kukri.Tokenizer) -> Engine:
     config: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size)
     table = PageTable(1024 // 64)
     return Engine(machine, table, config, tokenizer.end_ids, context=1000, speculate=False)
+
+
+class Pretended:
+    """A machine whose logits are random, and come after a time in which the host has nothing to do."""
+
+    max_rows, max_logits, page_layout = 512, 64, ""
+    states = SequenceStates([], 1)
+
+    def __init__(self, n_tokens: int, seconds: float) -> None:
+        self._logits = 3 * np.random.default_rng(0).standard_normal((64, n_tokens), np.float32)
+        self._top_k = top_k_of(self._logits, MAX_TOP_K)
+        self._seconds = seconds
+        self._out = np.empty((1, n_tokens), np.float32)
+        self._n = 0
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        time.sleep(self._seconds)
+        self._n += 1
+        np.copyto(self._out, self._logits[self._n % len(self._logits)])
+        return self._out[: len(batch.logits_indices)]
+
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        time.sleep(self._seconds)
+        self._n += 1
+        top = self._top_k[self._n % len(self._top_k)]
+        return [TopK(top.ids[:k], top.logits[:k])][: len(batch.logits_indices)]
+
+    def copy_page(self, source: int, target: int) -> None:
+        pass
 
 
 def measure(engine: Engine, vocabulary: Vocabulary, prompt: list[int], options: argparse.Namespace) -> None:

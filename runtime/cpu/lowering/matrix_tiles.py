@@ -56,6 +56,7 @@ class TilePrefillLowering(SkinnyLowering):
             OTHER,
             x=source.address,
             x_rest=rest,
+            tickets=self._arena.rows(f"tickets {len(self._list.names)}", 1, 64).address,
             out=target.address,
             out_stride=target.stride,
             on_logits_rows=out.logits_rows,

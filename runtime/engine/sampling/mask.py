@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .top_k import GROUPS, TopK, largest
+from .top_k import GROUPS, TopK, largest_if_finite
 
+SPARE = 24  # logits that are looked at beyond those that are needed: a mask may ban some
 FEW = 4096  # allowed ids at most, whose logits are gathered faster than anything else is done about a mask
 
 
@@ -88,11 +89,13 @@ def top_k_allowed(logits: np.ndarray, mask: Mask, k: int) -> TopK | None:
         values = logits[ids]
         order = np.argsort(-values, kind="stable")[:k]
         return TopK(ids[order], values[order]) if np.isfinite(values.max()) else None
-    if not math.isfinite(logits[int(logits.argmax())]):
-        return None
-    ids = largest(logits, max(k, GROUPS // 4))
-    ids = ids[mask.among(ids)][:k]
-    return TopK(ids, logits[ids]) if len(ids) == k else None
+    for n in (k + SPARE, GROUPS // 4):
+        if n < k or (ids := largest_if_finite(logits, n)) is None:
+            return None
+        ids = ids[mask.among(ids)][:k]
+        if len(ids) == k:
+            return TopK(ids, logits[ids])
+    return None
 
 
 def _set_bits(bits: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,27 +30,42 @@ def top_k_of(logits: Iterable[np.ndarray], k: int) -> list[TopK]:
 
 
 def _top_k_of_row(row: np.ndarray, k: int) -> TopK:
-    first = np.array([row.argmax()])  # the first NaN if there is one
-    ids = first if k == 1 or not np.isfinite(row[first[0]]) else largest(row, k)
+    ids = largest_if_finite(row, k) if k > 1 else None
+    if ids is None:
+        ids = np.array([row.argmax()])  # the first NaN if there is one
     return TopK(ids, row[ids])
 
 
 def largest(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the `k` largest finite logits in descending order, the lowest id first among equals.
+    """Ids of the `k` largest finite logits in descending order, the lowest id first among equals; there is no
+    NaN, and no +inf."""
+    return _largest(logits, k)[0]
+
+
+def largest_if_finite(logits: np.ndarray, k: int) -> np.ndarray | None:
+    """`largest`; None if the largest logit is not finite, or if there is a NaN."""
+    ids, peak = _largest(logits, k)
+    return ids if math.isfinite(peak) else None
+
+
+def _largest(logits: np.ndarray, k: int) -> tuple[np.ndarray, float]:
+    """The ids of `largest`, and the largest logit, NaN if there is one; then the ids are undefined.
 
     The vocabulary is not sorted. It is cut into groups; at least k logits, and hardly more, reach the k-th
     largest of the groups' maxima, and only those logits are sorted.
     """
     n = len(logits)
     if k >= n:
-        ids = np.arange(n)
+        ids, peak = np.arange(n), float(logits.max())
     else:
-        bound = logits
+        bound, rest = logits, logits[:0]
         if n >= 8 * GROUPS and 4 * k <= GROUPS:
             depth = n // GROUPS
             bound = logits[: depth * GROUPS].reshape(depth, GROUPS).max(axis=0)
+            rest = logits[depth * GROUPS :]
+        peak = float(np.maximum(bound.max(), rest.max(initial=-np.inf)))
         least = np.partition(bound, len(bound) - k)[len(bound) - k]
         ids = np.flatnonzero(logits >= least if least > -np.inf else logits > least)
     values = logits[ids]
     order = np.argsort(-values, kind="stable")[:k]
-    return ids[order[values[order] > -np.inf]]
+    return ids[order[values[order] > -np.inf]], peak
