@@ -67,14 +67,14 @@ def made_up(shape: str, kind: str) -> Program:
     return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
 
 
-def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
+def profile(machine: CudaMachine, n: int = 1) -> None:
     launches = machine.plan(n, n)
     print(f"{len(launches)} launches, together {seconds(machine.device, launches) * 1e3:.3f} ms")
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
         is_product = name.startswith(("decode_matmul", "batch_matmul"))
-        speed = f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if is_product else ""
+        speed = f"{product_bytes(name) * count / time_ / 1e9:6.0f} GB/s" if is_product else ""
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
 
@@ -99,7 +99,7 @@ def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
         wall = (time.perf_counter() - begin) / 128
         assert np.isfinite(logits).all()
         print(f"decode 128 at depth {depth}: {1 / wall:.1f} tokens/s, {wall * 1e3:.3f} ms a step")
-        profile(machine, kind)
+        profile(machine)
         speeds["tg128" + (f" @ d{depth}" if depth else "")] = 1 / wall
     machine.close()
     return speeds

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kukri.quant.block import QTensor
+from kukri.quant.block import BlockFormat, QTensor
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
+from kukri.quant.gguf.gathered import GatheredTensor
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
+from kukri.quant.recipes.recipes import ModelShape, find_recipe, plan
 from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.ops import Program
@@ -30,6 +32,9 @@ SHAPES = {
     "llama-3.1-8b": (4096, 32, 32, 8, 128, 14336, 128256, False),
     "llama-3.1-70b": (8192, 80, 64, 8, 128, 28672, 128256, False),
 }
+# Where the blocks of a format have their float16 scales, if not only in the first two bytes
+SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82)}
+SCALES |= {"Q6_K": (208,), "Q3_K": (108,)}
 
 
 def random_model(shape: str, kind: str) -> Program:
@@ -58,40 +63,38 @@ def write_model(path: Path, shape: str, kind: str) -> None:
 
 
 def random_tensors(shape: str, kind: str) -> tuple[dict[str, Any], dict[str, QTensor]]:
-    """Metadata, and random blocks, cut out of one pool."""
-    hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
-    form, rng = FORMATS[kind], np.random.default_rng(0)
-    pool = rng.integers(0, 256, (1 << 28) // form.type_size * form.type_size, dtype=np.uint8)
-    blocks = pool.reshape(-1, form.type_size)
-    scale = np.float16(0.01 / (16 if kind == "Q8_0" else 1))
-    for at in {"Q4_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]:
-        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
-    tensors: dict[str, QTensor] = {}
+    """Metadata, and random blocks of each format, cut out of one pool.
 
-    def matrix(name: str, rows: int, width: int) -> None:
+    `kind` is the format of all matrices, or a recipe that mixes formats, such as Q4_K_M.
+    """
+    hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
+    matrices = {"token_embd.weight": (vocab, hidden)}
+    for i in range(layers):
+        matrices |= {
+            f"blk.{i}.attn_q.weight": (heads * head_dim, hidden),
+            f"blk.{i}.attn_k.weight": (kv_heads * head_dim, hidden),
+            f"blk.{i}.attn_v.weight": (kv_heads * head_dim, hidden),
+            f"blk.{i}.attn_output.weight": (hidden, heads * head_dim),
+            f"blk.{i}.ffn_gate.weight": (ffn, hidden),
+            f"blk.{i}.ffn_up.weight": (ffn, hidden),
+            f"blk.{i}.ffn_down.weight": (hidden, ffn),
+        }
+    if not tied:
+        matrices["output.weight"] = (vocab, hidden)
+    norms = [f"blk.{i}.{part}_norm.weight" for i in range(layers) for part in ("attn", "ffn")]
+    ones = np.ones(hidden, np.float32).view(np.uint8).reshape(1, -1)
+    tensors = {
+        name: QTensor(name, FORMATS["F32"], (hidden,), ones) for name in (*norms, "output_norm.weight")
+    }
+    pools: dict[str, np.ndarray] = {}
+    for name, form in formats_of(matrices, kind, ModelShape("llama", layers, heads // kv_heads)).items():
+        if form.name not in pools:
+            pools[form.name] = random_blocks(form.name)
+        pool = pools[form.name]
+        rows, width = matrices[name]
         size = rows * form.row_bytes(width)
         data = np.resize(pool, size) if size > len(pool) else pool[:size]
         tensors[name] = QTensor(name, form, (rows, width), data.reshape(rows, -1))
-
-    def ones(name: str, n: int) -> None:
-        tensors[name] = QTensor(
-            name, FORMATS["F32"], (n,), np.ones(n, np.float32).view(np.uint8).reshape(1, -1)
-        )
-
-    matrix("token_embd.weight", vocab, hidden)
-    for i in range(layers):
-        ones(f"blk.{i}.attn_norm.weight", hidden)
-        ones(f"blk.{i}.ffn_norm.weight", hidden)
-        matrix(f"blk.{i}.attn_q.weight", heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_k.weight", kv_heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_v.weight", kv_heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_output.weight", hidden, heads * head_dim)
-        matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden)
-        matrix(f"blk.{i}.ffn_up.weight", ffn, hidden)
-        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn)
-    ones("output_norm.weight", hidden)
-    if not tied:
-        matrix("output.weight", vocab, hidden)
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.context_length": 131072,
@@ -106,6 +109,32 @@ def random_tensors(shape: str, kind: str) -> tuple[dict[str, Any], dict[str, QTe
         "llama.vocab_size": vocab,
     }
     return metadata, tensors
+
+
+def formats_of(matrices: dict[str, tuple[int, int]], kind: str, model: ModelShape) -> dict[str, BlockFormat]:
+    """The format of each matrix: that called `kind`, or what the recipe of that name chooses."""
+    if kind in FORMATS:
+        return dict.fromkeys(matrices, FORMATS[kind])
+    recipe = find_recipe(kind)
+    assert recipe, f"{kind} is neither a format nor a recipe"
+    unread = [
+        GatheredTensor(name, shape, (QTensor(name, FORMATS["F32"], shape, np.empty((0, 0), np.uint8)),))
+        for name, shape in matrices.items()
+    ]
+    return {planned.name: planned.format for planned in plan(recipe, unread, model)}
+
+
+def random_blocks(name: str) -> np.ndarray:
+    """256 MB of random blocks of a format, with small scales."""
+    size = FORMATS[name].type_size
+    pool = np.random.default_rng(0).integers(0, 256, (1 << 28) // size * size, dtype=np.uint8)
+    blocks = pool.reshape(-1, size)
+    scale = np.float16(0.01 / (16 if name in ("Q8_0", "Q6_K", "IQ4_NL", "IQ4_XS") else 1))
+    if name == "MXFP4":
+        blocks[:, 0] = 119
+    for at in () if name == "MXFP4" else SCALES.get(name, (0,)):
+        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return pool
 
 
 def load_fixture(folder: Path, file: str) -> Program:

@@ -34,9 +34,7 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
     for name, results in found.items():
         print(name)
         for time_, candidate in sorted(results, key=lambda r: r[0])[:6]:
-            print(
-                f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}"
-            )
+            print(f"   {time_ * 1e6:8.2f} us {product_bytes(name) / time_ / 1e9:6.0f} GB/s  {candidate}")
     machine.close()
 
 

@@ -38,8 +38,9 @@ def copy_bandwidth(device: Device) -> float:
     return 2 * size / float(np.median(times))
 
 
-def product_bytes(name: str, kind: str) -> float:
-    """Bytes of weights that a product reads, by its label."""
+def product_bytes(name: str) -> float:
+    """Bytes of weights that a product reads, as many as in a file, by the name of its launch."""
+    *_, kind, size = name.split()
     form = FORMATS[kind]
-    rows, width = (int(n) for n in name.split()[-1].split("x"))
+    rows, width = (int(n) for n in size.split("x"))
     return rows * width * form.bits_per_weight / 8

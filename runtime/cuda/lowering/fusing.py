@@ -109,21 +109,26 @@ def _runs(program: ops.Program) -> Iterator[list[ops.MatMul]]:
 
 
 def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
-    """The outputs (their names) of the runs that are joined wherever one of them is written.
+    """The outputs (their names) of the runs that are joined wherever they are written.
 
-    The outputs of a joined product are columns of one matrix, so that a buffer can be an output of one run
-    only.
+    The outputs of joined products are columns of one matrix, so that a buffer belongs to one group of outputs
+    only: the longest run with it. A run is joined if its outputs are neighbours in a group, as those of q and
+    k are in the layers of a mixture of formats whose v has a format of its own.
     """
-    runs_of: dict[str, set[tuple[str, ...]]] = {}
-    for run in _runs(program):
-        names = tuple(m.out.name for m in run)
-        for name in names:
-            runs_of.setdefault(name, set()).add(names)
-    runs = {names for groups in runs_of.values() for names in groups if len(names) > 1}
+    runs = {tuple(m.out.name for m in run) for run in _runs(program)}
     streams = {b.name for group in stream_groups(program.ops) for b in group}
-    return {
-        names for names in runs if all(runs_of[name] == {names} and name not in streams for name in names)
-    }
+    group_of: dict[str, tuple[str, ...]] = {}
+    joinable: set[tuple[str, ...]] = set()
+    for names in sorted(runs, key=lambda names: (-len(names), names)):
+        if len(names) < 2 or not streams.isdisjoint(names):
+            continue
+        if not any(name in group_of for name in names):
+            group_of |= dict.fromkeys(names, names)
+        group = group_of.get(names[0], ())
+        at = group.index(names[0]) if group else 0
+        if group[at : at + len(names)] == names:
+            joinable.add(names)
+    return joinable
 
 
 def stream_groups(cuda_ops: Sequence[CudaOp]) -> list[tuple[ops.Buffer, ...]]:
@@ -139,7 +144,8 @@ def _split_unless_joinable(run: list[ops.MatMul], joinable: set[tuple[str, ...]]
 
 def joined_buffers(cuda_ops: Sequence[CudaOp]) -> set[tuple[ops.Buffer, ...]]:
     """The groups of outputs of joined products: those of a group are columns of one matrix."""
-    return {op.outs for op in cuda_ops if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
+    groups = {op.outs for op in cuda_ops if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
+    return {group for group in groups if not any(set(group) < set(other) for other in groups)}
 
 
 def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:

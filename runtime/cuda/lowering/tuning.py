@@ -74,6 +74,7 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
+MANY_ROWS = 16  # in a step: up to so many are split over blocks of many warps
 BATCH_SHARED = 228 << 10  # bytes of shared memory of a multiprocessor with wgmma
 
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
@@ -148,6 +149,10 @@ BATCH_ROWS = max(tile.ROWS for tile in BATCH_TILES)
 BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's parts badly
 
 
+# Formats whose gated products of one row are faster with four tiles for each warp than with two
+WIDE_GATES = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
+
+
 class Tuning:
     """Selects tiles for products with matrices of `n_out` rows and `blocks` blocks of 32 columns.
 
@@ -160,8 +165,8 @@ class Tuning:
     ) -> DecodeTile:
         """The tile of a decode product of `tokens` rows with a matrix of the format `name`.
 
-        Measured on an H200 with Q4_0 and Q8_0 in the shapes of Llama 3.1 8B and 3.2 1B: a launch should have
-        about 2,000 warps.
+        Measured on an H200 in the shapes of Llama 3.1 8B, with Q4_0 and Q8_0 in those of 3.2 1B, too: a
+        launch should have about 2,000 warps, all of which fit on the card at once.
         """
         large = n_out > 16384
         if tokens > 8:
@@ -179,11 +184,18 @@ class Tuning:
             tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else one_matrix
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
-        elif name == "Q8_0":
-            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
+            warps = (4 if name == "Q8_0" and tokens > 1 else 2) * parts
+            if tokens == 1 and name in WIDE_GATES:
+                tile = DecodeTile(4, parts, parts, max(1, 4 // parts))
+            else:
+                tile = DecodeTile(2, parts, warps, max(1, 16 // warps) if tokens == 1 else 1)
+        elif large:
+            narrow = name == "Q8_0" and tokens > 1
+            tile = DecodeTile(1, 4, 4) if narrow else DecodeTile(2, 2, 4, 4 if tokens == 1 else 1)
+        elif tokens == 1:
+            tile = DecodeTile(1, 8, 8, 3)
         else:
-            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
+            tile = DecodeTile(1, 8, 8) if name == "Q8_0" else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
 
     def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
@@ -193,15 +205,23 @@ class Tuning:
 
     def batch(
         self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
-    ) -> BatchTile:
-        """The tile of a product of up to BATCH_ROWS rows with wgmma."""
+    ) -> BatchTile | None:
+        """The tile of a product of up to BATCH_ROWS rows with wgmma; None if that of `prefill` is faster."""
         fitting = [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)]
         tile = min(fitting, key=lambda tile: tile.ROWS)
         steps, parts = -(-blocks // 4), tile.grid(rows, n_out, matrices)[1]
-        return min(
+        tile = min(
             (replace(tile, splits=n) for n in BATCH_SPLITS if n <= steps),
             key=lambda each: each.cost(parts, steps, multiprocessors),
         )
+        return None if rows > 64 and tile.splits == 1 else tile
+
+    def split_kv(self, rows: int, dims: int, shared_limit: int) -> tuple[int, int]:
+        """Warps of a block of `decode_attention`, and the tiles that each has room for."""
+        stages = 3 if dims <= 128 else 2
+        if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
+            return 2, stages
+        return 8 if 8 * stages * 64 * dims <= shared_limit else 4, stages
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

@@ -77,6 +77,18 @@ def and_or(a: int, b: int, c: int) -> int:
     return _signed((a & b) | c)
 
 
+@instruction("lop3.b32 $0, $1, $2, $3, 0x94;", "r", "rrr")
+def and_where_else_xor(a: int, b: int, where: int) -> int:
+    """a & b in the bits that are set in `where`, a ^ b in the others."""
+    return _signed((a & b & where) | ((a ^ b) & ~where))
+
+
+@instruction("shf.r.wrap.b32 $0, $1, $1, $2;", "r", "rr")
+def rotate_right(a: int, n: int) -> int:
+    """The bits of a word moved n places to the right, those that fall out put in again at the left."""
+    return _signed((a & 0xFFFFFFFF) >> n | (a << (32 - n)))
+
+
 @instruction("shr.u32 $0, $1, $2;", "r", "rr")
 def shift_right(a: int, n: int) -> int:
     """a >> n of an unsigned word."""

@@ -12,14 +12,16 @@ codes of more than 4 (or 2) bits; the scales of all blocks, where block s of a c
 and the scales that a super-block of 256 weights shares.
 
     4-bit codes   byte 4b + k of a piece's 16 bytes: h = 0 in the low nibble, h = 1 in the high one
+      of Q6_K     the same words, rotated to the left by two bits
+      of IQ4_NL, IQ4_XS and MXFP4, which are looked up in a table: nibble 4h + k of word b, with bits 2 and 3
+                  of each code exchanged; -0 of MXFP4 is stored as 0
     2-bit codes   byte 4h + k of a piece's 8 bytes: block b in bits 2b and 2b + 1
     1 high bit    bit 2b + h of byte k of a piece's 4 bytes
     8-bit codes   blocks 0 and 1 of four pieces, 16 bytes each, then blocks 2 and 3
 
-Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q4_K and Q5_K keep the 16
-bytes of scales of a super-block as they are in the file; Q3_K and IQ4_XS store each 6-bit scale in a byte;
-the other formats take as many bytes as in the file. `kernels/matmul/unpack.py` and `scales.py` read this
-layout.
+Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q3_K, Q4_K, Q5_K and IQ4_XS
+store each 6-bit scale or minimum in a byte; the other formats take as many bytes as in the file.
+`kernels/matmul/unpack.py` and `scales.py` read this layout.
 
 Float matrices are stored row by row as they are, each row padded to a multiple of 16 bytes.
 """
@@ -37,7 +39,7 @@ from ....quant.formats.packing import bit_fields
 from ....quant.formats.q2_k import Q2_K_BLOCK
 from ....quant.formats.q3_k import Q3_K_BLOCK
 from ....quant.formats.q4_0 import Q4_0_BLOCK, Q4_1_BLOCK
-from ....quant.formats.q4_k import Q4_K_BLOCK, Q5_K_BLOCK
+from ....quant.formats.q4_k import Q4_K_BLOCK, Q5_K_BLOCK, scales_and_minimums
 from ....quant.formats.q5_0 import Q5_0_BLOCK, Q5_1_BLOCK
 from ....quant.formats.q6_k import Q6_K_BLOCK
 from ....quant.formats.q8_0 import Q8_0_BLOCK
@@ -47,7 +49,8 @@ Parts = list[np.ndarray]
 BLOCK = 32  # weights
 CHUNK = 4  # blocks
 TILE = 16  # rows
-_BYTES = {"Q3_K": (114, 256), "IQ4_XS": (138, 256)}  # bytes per weights of formats that grow
+# Bytes per weights of formats that grow
+_BYTES = {"Q3_K": (114, 256), "Q4_K": (148, 256), "Q5_K": (180, 256), "IQ4_XS": (138, 256)}
 
 
 def tile_bytes(tensor: QTensor) -> int:
@@ -131,6 +134,20 @@ def _nibbles(codes: np.ndarray) -> np.ndarray:
     return _nibble_bytes(codes[..., :16] & 15 | codes[..., 16:] << 4)
 
 
+def _codebook_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Indices into a codebook in the order of pieces, of bytes [rows, blocks, 16] as `_nibble_bytes` takes
+    them.
+
+    The four codes of a word's first half are its low nibbles, those of the second half its high ones; bits 2
+    and 3 are exchanged.
+    """
+    swapped = codes & 0x33 | (codes & 0x44) << 1 | (codes & 0x88) >> 1
+    fours = np.stack([swapped & 15, swapped >> 4], axis=-2)  # [rows, blocks, h, 16]
+    fours = fours.reshape(*codes.shape[:2], 2, 4, 2, 2)  # … s, pair of k, k % 2
+    joined = fours[..., 0] | fours[..., 1] << 4
+    return _nibble_bytes(joined.swapaxes(2, 3).reshape(codes.shape))
+
+
 def _pairs(codes: np.ndarray) -> np.ndarray:
     """The low 2 bits of uint8 codes [rows, blocks, 32], packed."""
     low = _pieces(codes & 3)
@@ -184,12 +201,14 @@ def _q8_0(blocks: np.ndarray) -> Parts:
 
 def _iq4_nl(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, IQ4_NL_BLOCK)
-    return [_nibble_bytes(f["qs"]), _per_block(f["d"])]
+    return [_codebook_nibbles(f["qs"]), _per_block(f["d"])]
 
 
 def _mxfp4(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, MXFP4_BLOCK)
-    return [_nibble_bytes(f["qs"]), _per_block(f["e"])]
+    low, high = f["qs"] & 0x0F, f["qs"] & 0xF0
+    codes = np.where(low == 0x08, 0, low) | np.where(high == 0x80, 0, high)  # -0 is 0
+    return [_codebook_nibbles(codes.astype(np.uint8)), _per_block(f["e"])]
 
 
 def _iq4_xs(blocks: np.ndarray) -> Parts:
@@ -197,19 +216,28 @@ def _iq4_xs(blocks: np.ndarray) -> Parts:
     low = bit_fields(f["scales_l"][..., None], 4).reshape(*f.shape, 8)
     high = f["scales_h"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low | high << 4).astype(np.uint8).reshape(len(blocks), -1)
-    return [_nibble_bytes(f["qs"].reshape(len(blocks), -1, 16)), _per_block(scales), _per_super_block(f["d"])]
+    codes = f["qs"].reshape(len(blocks), -1, 16)
+    return [_codebook_nibbles(codes), _per_block(scales), _per_super_block(f["d"])]
+
+
+def _scales_and_minimums(f: np.ndarray) -> Parts:
+    """The scales and minimums of blocks of Q4_K and Q5_K, a byte each, and d and dmin of super-blocks."""
+    scales, minimums = scales_and_minimums(f["scales"].reshape(-1, 3, 4))
+    both = np.stack([scales, minimums], axis=-1).reshape(len(f), -1, 2)
+    return [_per_block(both), _per_super_block(np.stack([f["d"], f["dmin"]], axis=-1))]
 
 
 def _q4_k(blocks: np.ndarray) -> Parts:
-    codes = bit_fields(_fields(blocks, Q4_K_BLOCK)["qs"], 4).reshape(len(blocks), -1, 32)
-    return [_nibbles(codes), _per_super_block(blocks[..., :16])]
+    f = _fields(blocks, Q4_K_BLOCK)
+    codes = bit_fields(f["qs"], 4).reshape(len(blocks), -1, 32)
+    return [_nibbles(codes), *_scales_and_minimums(f)]
 
 
 def _q5_k(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, Q5_K_BLOCK)
     codes = bit_fields(f["qs"], 4).reshape(len(blocks), -1, 32)
     fifth = bit_fields(f["qh"], 1).reshape(len(blocks), -1, 32)
-    return [_nibbles(codes), _bits(fifth, 0), _per_super_block(blocks[..., :16])]
+    return [_nibbles(codes), _bits(fifth, 0), *_scales_and_minimums(f)]
 
 
 def _q6_k(blocks: np.ndarray) -> Parts:
@@ -217,7 +245,9 @@ def _q6_k(blocks: np.ndarray) -> Parts:
     low = bit_fields(f["ql"], 4).reshape(len(blocks), -1, 32)
     high = bit_fields(f["qh"], 2).reshape(len(blocks), -1, 32)
     scales = f["scales"].reshape(len(blocks), -1, 2)
-    return [_nibbles(low), _pairs(high), _per_block(scales), _per_super_block(f["d"])]
+    words = _nibbles(low).view(np.uint32)
+    rotated = words << np.uint32(2) | words >> np.uint32(30)
+    return [rotated, _pairs(high), _per_block(scales), _per_super_block(f["d"])]
 
 
 def _q2_k(blocks: np.ndarray) -> Parts:

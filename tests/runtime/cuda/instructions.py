@@ -19,6 +19,7 @@ from kukri.runtime.cuda.ptx import (
     add_f16x2,
     add_words,
     and_or,
+    and_where_else_xor,
     and_xor,
     as_float,
     as_int,
@@ -36,6 +37,7 @@ from kukri.runtime.cuda.ptx import (
     commit_copies,
     copy_async,
     cosine,
+    cycles,
     div_f32,
     div_u32,
     exp2,
@@ -81,6 +83,7 @@ from kukri.runtime.cuda.ptx import (
     multiply_add,
     pack_f16,
     permute_bytes,
+    rotate_right,
     rsqrt,
     shared,
     shared_of_block,
@@ -106,7 +109,6 @@ from kukri.runtime.cuda.ptx import (
     thread,
     to_float,
     to_int,
-    trap,
     wait_copies,
     wait_copies_all_but_1,
     wait_copies_all_but_2,
@@ -128,7 +130,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group`
-WORDS, FLOATS = 15, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 17, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -144,7 +146,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 15 * i
+    out = out + 17 * i
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -160,6 +162,8 @@ def whole(a, b, c, out):
     store_int(out + 48, fma_f16x2(x, y, z))
     store_int(out + 52, and_xor(x, y, z))
     store_int(out + 56, and_or(x, y, z))
+    store_int(out + 60, and_where_else_xor(x, y, z))
+    store_int(out + 64, rotate_right(x, z & 31))
 
 
 def real(a, b, c, out):
@@ -403,7 +407,7 @@ def check_whole(launch: Launch) -> None:
     out = np.zeros((32, WORDS), np.int32)
     launch(whole, (1,), 32, [a, b, c, out], 0)
     eight = np.stack([a, b], 1).view(np.uint8).astype(int)
-    bits = a.view(np.uint32).astype(np.uint64)
+    bits, shifts = a.view(np.uint32).astype(np.uint64), (c & 31).astype(np.uint64)
     picked = [[eight[i, c[i] >> 4 * k & 7] for k in range(4)] for i in range(32)]
     spread = [
         [255 * (p[k] >> 7) if c[i] >> 4 * k & 8 else p[k] for k in range(4)] for i, p in enumerate(picked)
@@ -414,8 +418,8 @@ def check_whole(launch: Launch) -> None:
         a & b,
         a | b,
         a ^ b,
-        bits >> (c & 31).astype(np.uint64),
-        bits << (c & 31).astype(np.uint64),
+        bits >> shifts,
+        bits << shifts,
         a.astype(np.int64) + b,
         a.astype(np.int64) * b + c,
         (bits >> np.uint64(1)) // (b.view(np.uint32) >> 9),
@@ -425,7 +429,10 @@ def check_whole(launch: Launch) -> None:
         (three[0] * three[1] + three[2]).astype(np.float16).view(np.uint32)[:, 0],
         (a & b) ^ c,
         (a & b) | c,
+        np.where(np.unpackbits(c.view(np.uint8)), *(np.unpackbits(x.view(np.uint8)) for x in (a & b, a ^ b))),
+        bits >> shifts | bits << (np.uint64(32) - shifts),
     ]
+    expected[15] = np.packbits(expected[15]).view(np.uint32)
     for k, e in enumerate(expected):
         wrapped = np.asarray(e).astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
         np.testing.assert_array_equal(out[:, k], wrapped, f"result {k} of whole")
@@ -562,8 +569,9 @@ def flagged(values, room, flags, out):
     store_flagged(room + 8 * (t ^ 1), load_float(values + 4 * t), 7 + t)
     fence_system()
     store_release(flags + 4 * (t ^ 1), 5)
-    if load_acquire(flags + 4 * (t ^ 1)) != 5:
-        trap()
+    until = cycles() + 1000
+    while load_acquire(flags + 4 * (t ^ 1)) != 5 or cycles() < until:
+        fence()
     barrier()
     value, flag = load_flagged(room + 8 * t)
     store_float(out + 8 * t, value)

@@ -44,7 +44,6 @@ EXPERT = {
     "M": 4,
     "KS": 4,
     "WARPS": 8,
-    "AHEAD": 2,
     "GATED": 1,
     "BIAS": 1,
     "EMIT": 1,

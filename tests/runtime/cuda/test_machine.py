@@ -16,6 +16,7 @@ from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
+from kukri.runtime.cuda.lowering.fusing import JoinedMatMul, fuse
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
@@ -178,6 +179,25 @@ def test_top_k(program, monkeypatch, mapped):
             np.testing.assert_array_equal(a.logits, b.logits)
     steps = 4
     assert device.launched.count("copy_words") == steps + 2 * mapped
+
+
+@pytest.mark.slow
+def test_a_mixture_of_formats(feed):
+    """q and k are joined where v has another format, and all three where they have the same."""
+    found = models()
+    metadata, tensors = found.random_tensors("two", "Q8_0")
+    other = found.random_tensors("two", "Q4_0")[1]
+    tensors["blk.0.attn_v.weight"] = other["blk.0.attn_v.weight"]
+    config = config_from_gguf(metadata, tensors)
+    program = build_program(config, Weights(config, tensors))
+    joined = [[b.name for b in op.outs] for op in fuse(program) if isinstance(op, JoinedMatMul)]
+    assert [names for names in joined if len(names) > 1] == [["q", "k"], ["q", "k", "v"]]
+    ids = np.arange(5, dtype=np.int32)
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    got = feed(machine, PageTable(1), ids, (4, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from ...compile.stage import device, registers, static
 from ...ptx import (
     bits_and,
     bits_or,
+    div_u32,
     load_float,
     load_float4,
     load_int2,
@@ -26,7 +27,7 @@ from ...ptx import (
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
-CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PEELED = M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
@@ -43,6 +44,58 @@ def load_first_chunk(tile: registers(M), blocks, part):
             codes[m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
             scale[m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
     return codes[()] + scale[()]
+
+
+@device
+def load_factors(at, plane):
+    """The factors d, s and s' of activations, those that the format needs. `plane` is the bytes of a plane of
+    scales.
+    """
+    d = load_float(at)
+    s = 0.0
+    s2 = 0.0
+    if MINIMUM and TWO_SCALES:
+        s = load_float(at + 2 * plane)
+        s2 = load_float(at + 3 * plane)
+    elif MINIMUM:
+        s = load_float(at + plane)
+    return d, s, s2
+
+
+@device
+def add_products(
+    acc: registers(2),
+    w: registers((2, 8)),
+    f: registers((2, 4)),
+    b: registers((4, 2)),
+    factor: registers((TOKENS, 3)),
+    own_block,
+):
+    """The sums `acc` of two rows of a tile, and the products of a chunk.
+
+    w are the unpacked codes and f the scales of the lane's two pieces, b the words of B for each block, and
+    `factor` those of the activations.
+    """
+    for g in static(TOKENS):
+        c = registers(4, 0)
+        c2 = registers(4, 0)
+        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
+            if TWO_SCALES:
+                c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b[u, 0], *c[()])
+                c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b[u, 1], *c2[()])
+            else:
+                c[()] = mma_s8(w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1], *b[u], *c[()])
+        source = bits_or(bits_and(thread(), 28), g * (4 // TOKENS) + own_block)
+        for i in static(2):
+            total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
+            if TWO_SCALES:
+                total = total + from_lane(f[i, 2], source) * join_bytes(c2[2 * i], c2[2 * i + 1])
+            acc[i] = acc[i] + factor[g, 0] * total
+            if MINIMUM:
+                acc[i] = acc[i] + from_lane(f[i, 1], source) * factor[g, 1]
+                if TWO_SCALES:
+                    acc[i] = acc[i] + from_lane(f[i, 3], source) * factor[g, 2]
+    return acc[()]
 
 
 @device
@@ -67,62 +120,47 @@ def decode_mma_4(
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
+    plane = scale_plane_bytes(blocks)
     acc = registers((M, 2), 0.0)
     # The row and byte that this lane loads as a column of B; the block whose result it holds.
     column = x + sub * code_plane_bytes(blocks) + 16 * (shift_right(quad, 1) & (TOKENS - 1)) + 8 * (quad & 1)
     column_block = shift_right(quad, 1 + TOKENS // 2)
+    column = column + 16 * TOKENS * column_block
     own_block = shift_right(sub, TOKENS // 2)
     scales = x + 4 * code_plane_bytes(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
-    for chunk in range(part, chunks, KS):
-        b_word = registers((4, 2))
-        d = registers(TOKENS)
-        s = registers(TOKENS)
-        s2 = registers(TOKENS)
-        for g in static(TOKENS):
-            block = 4 * chunk + g * (4 // TOKENS) + column_block
-            first, second = load_int2(column + 16 * TOKENS * block)
-            for u in static(4 // TOKENS):
-                b_word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
-                b_word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
-            at = scales + 16 * TOKENS * chunk + 16 // TOKENS * g
-            d[g] = load_float(at)
-            if MINIMUM and TWO_SCALES:
-                s[g] = load_float(at + 2 * scale_plane_bytes(blocks))
-                s2[g] = load_float(at + 3 * scale_plane_bytes(blocks))
-            elif MINIMUM:
-                s[g] = load_float(at + scale_plane_bytes(blocks))
-        piece = 64 * chunk + lane
-        for m in static(M):
-            w = registers((2, 8))
-            f = registers((2, 4))
-            for i in static(2):
-                w[i] = UNPACK_CODES(*codes[m, i])
-                f[i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
-            if chunk + KS < chunks:
-                for i in static(2):
-                    codes[m, i] = LOAD_CODES(tile[m], pieces, piece + (64 * KS + 32 * i))
-                    scale[m, i] = LOAD_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
+    mask = registers(4 // TOKENS)
+    for u in static(4 // TOKENS):
+        mask[u] = -1 if column_block == u else 0
+    # With PEELED the warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so
+    # that there is no branch in either and the assembler can mix the instructions of all tiles.
+    final = chunks
+    if PEELED and part < chunks:
+        final = part + div_u32(chunks - 1 - part, KS) * KS
+    for last in static(1 + PEELED):
+        for chunk in range(final if last else part, chunks if last else final, KS):
+            b_word = registers((4, 2))
+            factor = registers((TOKENS, 3))
             for g in static(TOKENS):
-                c = registers(4, 0)
-                c2 = registers(4, 0)
-                for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-                    if TWO_SCALES:
-                        c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b_word[u, 0], *c[()])
-                        c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b_word[u, 1], *c2[()])
-                    else:
-                        a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
-                        c[()] = mma_s8(*a, *b_word[u], *c[()])
-                source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
+                words = registers(2)
+                words[()] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
+                for u in static(4 // TOKENS):
+                    for h in static(2):
+                        b_word[g * (4 // TOKENS) + u, h] = bits_and(words[h], mask[u])
+                factor[g] = load_factors(scales + (16 * TOKENS * chunk + 16 // TOKENS * g), plane)
+            piece = 64 * chunk + lane
+            w = registers((M, 2, 8))
+            f = registers((M, 2, 4))
+            for m in static(M):
                 for i in static(2):
-                    total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
-                    if TWO_SCALES:
-                        second = join_bytes(c2[2 * i], c2[2 * i + 1])
-                        total = total + from_lane(f[i, 2], source) * second
-                    acc[m, i] = acc[m, i] + d[g] * total
-                    if MINIMUM:
-                        acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
-                        if TWO_SCALES:
-                            acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
+                    w[m, i] = UNPACK_CODES(*codes[m, i])
+                    f[m, i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
+                if not last and (PEELED or chunk + KS < chunks):
+                    for i in static(2):
+                        at = piece + (64 * KS + 32 * i)
+                        codes[m, i] = LOAD_CODES(tile[m], pieces, at)
+                        scale[m, i] = LOAD_SCALES(tile[m], pieces, at)
+            for m in static(M):
+                acc[m] = add_products(*acc[m], *w[m], *f[m], *b_word[()], *factor[()], own_block)
     return acc[()]
 
 

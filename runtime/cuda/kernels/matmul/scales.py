@@ -11,14 +11,14 @@ from ...compile.stage import device
 from ...ptx import (
     as_float,
     bits_and,
-    bits_or,
     high_f16,
     low_f16,
+    permute_bytes,
     shift_left,
     shift_right,
     to_float,
 )
-from .stream import read1, read4, read_byte, read_short
+from .stream import read1, read_byte, read_short
 
 
 @device
@@ -96,12 +96,6 @@ def super_block_of(piece):
 
 
 @device
-def block_of(piece):
-    """The index of the block of a piece in its super-block, 0 … 7."""
-    return bits_or(bits_and(shift_right(piece, 4), 4), bits_and(piece, 3))
-
-
-@device
 def load_iq4_xs(tile, pieces, piece):
     """A 6-bit scale, and the float16 scale of the super-block."""
     scale = read_byte(tile + 16 * pieces + piece)
@@ -116,44 +110,31 @@ def iq4_xs_scale(scale, super_scale, piece):
 
 
 @device
-def load_super_block_16(tile, pieces, piece):
-    """The 16 bytes of scales of a super-block of Q4_K."""
-    return read4(tile + 16 * pieces + 16 * super_block_of(piece))
+def load_minimum_16(tile, pieces, piece):
+    """The scale and the minimum of a block of Q4_K, a byte each; d and dmin of the super-block."""
+    both = read_short(tile + 16 * pieces + 2 * piece)
+    return both, read1(tile + 18 * pieces + 4 * super_block_of(piece))
 
 
 @device
-def load_super_block_20(tile, pieces, piece):
-    """The 16 bytes of scales of a super-block of Q5_K."""
-    return read4(tile + 20 * pieces + 16 * super_block_of(piece))
+def load_minimum_20(tile, pieces, piece):
+    """The scale and the minimum of a block of Q5_K, a byte each; d and dmin of the super-block."""
+    both = read_short(tile + 20 * pieces + 2 * piece)
+    return both, read1(tile + 22 * pieces + 4 * super_block_of(piece))
 
 
 @device
-def q4_k_scale(halves, low, middle, high, piece):
-    """Q4_K and Q5_K: weights are d · scale · code - dmin · minimum.
-
-    The words are d and dmin, and the 6-bit scales and minimums as in quant/formats/q4_k.py.
-    """
-    block = block_of(piece)
-    at = 8 * (block & 3)
-    first, second, third = (
-        bits_and(shift_right(low, at), 255),
-        bits_and(shift_right(middle, at), 255),
-        bits_and(shift_right(high, at), 255),
-    )
-    if block & 4:
-        scale = bits_or(bits_and(third, 15), shift_left(shift_right(first, 6), 4))
-        minimum = bits_or(shift_right(third, 4), shift_left(shift_right(second, 6), 4))
-    else:
-        scale = bits_and(first, 63)
-        minimum = bits_and(second, 63)
-    s, m = low_f16(halves) * to_float(scale), high_f16(halves) * -to_float(minimum)
+def q4_k_scale(both, halves, piece):
+    """Q4_K and Q5_K: weights are d · scale · code - dmin · minimum."""
+    s = low_f16(halves) * to_float(bits_and(both, 255))
+    m = high_f16(halves) * -to_float(shift_right(both, 8))
     return s, m, s, m
 
 
 @device
 def signed_byte(word, at):
-    """The signed byte of a word at bit `at`."""
-    return (bits_and(shift_right(word, at), 255) ^ 128) - 128
+    """The signed byte number `at` of a word."""
+    return permute_bytes(word, 0, 0x8880 + 0x1111 * at)
 
 
 @device
@@ -167,7 +148,7 @@ def load_q6_k(tile, pieces, piece):
 def q6_k_scale(scales, super_scale, piece):
     """Q6_K: weights are d · scale · code, with a scale for each 16."""
     s = low_f16(super_scale)
-    return s * to_float(signed_byte(scales, 0)), 0.0, s * to_float(signed_byte(scales, 8)), 0.0
+    return s * to_float(signed_byte(scales, 0)), 0.0, s * to_float(signed_byte(scales, 1)), 0.0
 
 
 @device

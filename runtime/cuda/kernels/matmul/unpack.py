@@ -16,6 +16,7 @@ functions for each format, the numbers of words, TWO_SCALES (whether the halves 
 scales), MINIMUM (whether b is not always 0), and UNIT. A tile is PLANE_0 bytes for each piece, then PLANE_1
 and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row. With ONLY_NIBBLES, a piece's
 words are the nibbles of codes and nothing else: 1, as they are unpacked; 16, unpacked to 16 · (code - 8).
+PEELED: see `decode_mma_4`; the loads of Q4_0 are so few that the assembler does without branches anyway.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from typing import Any
 from ...compile.stage import device, registers, static
 from ...ptx import (
     add_words,
+    and_or,
+    and_where_else_xor,
     and_xor,
     bits_and,
     bits_or,
     bits_xor,
+    block_x,
     permute_bytes,
+    rotate_right,
     shift_left,
     shift_right,
 )
@@ -41,11 +46,11 @@ from .scales import (
     load_half_20,
     load_half_32,
     load_iq4_xs,
+    load_minimum_16,
+    load_minimum_20,
     load_q2_k,
     load_q3_k,
     load_q6_k,
-    load_super_block_16,
-    load_super_block_20,
     load_two_16,
     load_two_20,
     power_of_two,
@@ -62,6 +67,9 @@ NIBBLES = 0x0F0F0F0F
 PAIRS = 0x03030303
 ONES = 0x01010101
 SIGNS = 0x80808080
+# Tables of 16 signed bytes, in four words: see `table`.
+IQ4_0, IQ4_1, IQ4_2, IQ4_3 = 0xC0D2E7FE, 0x26190D01, 0x8995A2B0, 0x71594535
+MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3 = 0x03020100, 0x82818080, 0x0C080604, 0x8B878583
 
 
 @device
@@ -70,7 +78,7 @@ def nibbles(a, b, c, d):
     words = a, b, c, d
     out = registers(8)
     for i in static(8):
-        out[i] = bits_and(shift_right(words[i // 2], 4 * (i & 1)), NIBBLES)
+        out[i] = bits_and(shift_right(words[i // 2], 4) if i & 1 else words[i // 2], NIBBLES)
     return out[()]
 
 
@@ -94,53 +102,56 @@ def pairs(a, b):
 
 
 @device
-def with_high(low, high, at):
-    """Codes whose bits from bit `at` on are those of `high`."""
-    out = registers(8)
+def q3_k(a, b, high):
+    """Code - 4 of 3-bit codes."""
+    low = registers(8)
+    third = registers(8)
+    low[()] = pairs(a, b)
+    third[()] = single_bits(high)
     for i in static(8):
-        out[i] = bits_or(low[i], shift_left(high[i], at))
-    return out[()]
+        low[i] = bits_xor(add_words(bits_or(low[i], shift_left(third[i], 2)), 0x7C7C7C7C), SIGNS)
+    return low[()]
 
 
 @device
-def minus(word, complement):
-    """Signed bytes code - n, of codes and n below 128; `complement` has 128 - n in each byte."""
-    return bits_xor(add_words(word, complement), SIGNS)
-
-
-@device
-def all_minus(words, complement):
-    """`minus` of eight words."""
+def fifth_bits(a, b, c, d, high):
+    """5-bit codes: nibbles, and bit t of the bytes of `high` for word t."""
     out = registers(8)
+    out[()] = nibbles(a, b, c, d)
     for i in static(8):
-        out[i] = minus(words[i], complement)
+        fifth = shift_left(high, 4 - i) if i < 4 else high if i == 4 else shift_right(high, i - 4)
+        out[i] = and_or(fifth, 0x10101010, out[i])
     return out[()]
 
 
 @device
 def table(word, t0, t1, t2, t3):
-    """Look up the nibbles of a word in a table of 16 bytes: the low nibbles, then the high ones, of
-    its bytes.
+    """Look up the low four nibbles of a word, then the high four, in a table of 16 signed bytes.
+
+    Bits 0 … 2 of a nibble are an index into t0 and t1, or, if bit 3 is set, into t2 and t3. What `prmt`
+    finds in the half that is not meant is just the sign of the entry there, eight times; entries with the
+    same index have the same sign. Negative entries are stored with all bits but the sign inverted, so that
+    the exclusive or with the sign's bits gives them back.
     """
-    index, upper = bits_and(word, 0x77777777), shift_right(bits_and(word, 0x88888888), 1)
-    first = permute_bytes(
-        permute_bytes(t0, t1, index), permute_bytes(t2, t3, index), bits_or(0x3210, bits_and(upper, 0xFFFF))
-    )
-    index, upper = shift_right(index, 16), shift_right(upper, 16)
-    second = permute_bytes(permute_bytes(t0, t1, index), permute_bytes(t2, t3, index), bits_or(0x3210, upper))
-    return permute_bytes(first, second, 0x6420), permute_bytes(first, second, 0x7531)
+    other = bits_xor(word, 0x88888888)
+    first = and_where_else_xor(permute_bytes(t0, t1, word), permute_bytes(t2, t3, other), SIGNS)
+    word, other = shift_right(word, 16), shift_right(other, 16)
+    return first, and_where_else_xor(permute_bytes(t0, t1, word), permute_bytes(t2, t3, other), SIGNS)
 
 
 @device
-def fifth_bits(a, b, c, d, high):
-    """5-bit codes."""
-    return with_high(nibbles(a, b, c, d), single_bits(high), 4)
+def kept(word):
+    """A constant that the assembler cannot know, so that it keeps it in a register: `prmt` takes only one
+    constant, and for the other it would otherwise load a register again and again.
+    """
+    return bits_xor(word, shift_right(block_x(), 31))
 
 
 @device
 def looked_up(a, b, c, d, t0, t1, t2, t3):
     """4-bit codes looked up in a table."""
     words = a, b, c, d
+    t0, t2 = kept(t0), kept(t2)
     out = registers(8)
     for i in static(4):
         out[2 * i], out[2 * i + 1] = table(words[i], t0, t1, t2, t3)
@@ -150,13 +161,13 @@ def looked_up(a, b, c, d, t0, t1, t2, t3):
 @device
 def iq4(a, b, c, d):
     """The codebook of IQ4_NL and IQ4_XS."""
-    return looked_up(a, b, c, d, 0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535)
+    return looked_up(a, b, c, d, IQ4_0, IQ4_1, IQ4_2, IQ4_3)
 
 
 @device
 def mxfp4(a, b, c, d):
     """Twice the E2M1 values of MXFP4."""
-    return looked_up(a, b, c, d, 0x03020100, 0x0C080604, 0xFDFEFF00, 0xF4F8FAFC)
+    return looked_up(a, b, c, d, MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3)
 
 
 @device
@@ -183,14 +194,15 @@ def q8_0(a, b, c, d, e, f, g, h):
 
 @device
 def q6_k(a, b, c, d, e, f):
-    """Code - 32 of 6-bit codes."""
-    return all_minus(with_high(nibbles(a, b, c, d), pairs(e, f), 4), 0x60606060)
-
-
-@device
-def q3_k(a, b, high):
-    """Code - 4 of 3-bit codes."""
-    return all_minus(with_high(pairs(a, b), single_bits(high), 2), 0x7C7C7C7C)
+    """4 · (code - 32) of Q6_K, whose UNIT is 4; the words of low bits are rotated by two bits to the left."""
+    words = a, b, c, d
+    high = e, f
+    out = registers(8)
+    for i in static(8):
+        low = rotate_right(words[i // 2], 4) if i & 1 else words[i // 2]
+        upper = and_xor(shift_left(high[i & 1], 6 - (i & 6)) if i < 6 else high[i & 1], 0xC0C0C0C0, SIGNS)
+        out[i] = and_or(low, 0x3C3C3C3C, upper)
+    return out[()]
 
 
 # Loads of codes
@@ -253,6 +265,7 @@ def _reader(
     return constants | {
         "SUPER_PLANE": super_block,
         "ONLY_NIBBLES": nibbles,
+        "PEELED": int(unit != 16),
         "TWO_SCALES": halves,
         "MINIMUM": minimum,
         "UNIT": unit,
@@ -276,11 +289,16 @@ READERS: dict[str, dict[str, Any]] = {
         (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, planes=(8, 4, 2), super_block=2
     ),
     "Q4_K": _reader(
-        _NIBBLES, (load_super_block_16, q4_k_scale, 4), minimum=1, planes=(16,), super_block=16, nibbles=1
+        _NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1, planes=(16, 2), super_block=4, nibbles=1
     ),
-    "Q5_K": _reader(_FIVE, (load_super_block_20, q4_k_scale, 4), minimum=1, planes=(16, 4), super_block=16),
+    "Q5_K": _reader(_FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1, planes=(16, 4, 2), super_block=4),
     "Q6_K": _reader(
-        (load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1, planes=(16, 8, 2), super_block=2
+        (load_nibbles_pairs, q6_k, 6),
+        (load_q6_k, q6_k_scale, 2),
+        halves=1,
+        unit=4,
+        planes=(16, 8, 2),
+        super_block=2,
     ),
     "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2)),
     "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
