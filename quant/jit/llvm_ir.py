@@ -59,10 +59,13 @@ def store(builder: Any, value: Any, address: Any, align: int) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
-def fetch(builder: Any, address: Any) -> None:
-    """Prefetch the cache line at an address, which may be invalid, for reading, into all cache levels."""
+def fetch(builder: Any, address: Any, locality: int = 3) -> None:
+    """Prefetch the cache line at an address, which may be invalid, for reading.
+
+    Into all cache levels, or with `locality` 2 into the second and beyond.
+    """
     pointer = builder.inttoptr(address, cgutils.voidptr_t)
-    read, keep, data = (ir.Constant(I32_, i) for i in (0, 3, 1))
+    read, keep, data = (ir.Constant(I32_, i) for i in (0, locality, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
 
 

@@ -9,6 +9,10 @@ import numpy as np
 
 from ...quant.block import QTensor
 
+# NumPy asks for huge pages for an allocation of 4 MB or more; smaller buffers share one. Kernels step through
+# rows that lie pages apart.
+SHARED_BYTES, ROOM_BYTES, HUGE_PAGE = 4 << 20, 16 << 20, 2 << 20
+
 
 @dataclass(frozen=True)
 class Region:
@@ -48,6 +52,7 @@ class Arena:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._keep: list[np.ndarray] = []
+        self._room = np.zeros(0, np.uint8)  # for small buffers
         self._regions: dict[str, Region] = {}
         self._arrays: dict[str, np.ndarray] = {}
         self._vectors: dict[int, tuple[np.ndarray, int]] = {}  # by the identity of the values
@@ -105,7 +110,17 @@ class Arena:
 
     def _zeros(self, n_bytes: int) -> np.ndarray:
         """uint8 [n_bytes] of zeros, aligned to 64 bytes."""
+        if n_bytes < SHARED_BYTES:
+            size = -(-n_bytes // 64) * 64 + 64
+            if size > len(self._room):
+                self._room = self._own_zeros(ROOM_BYTES, HUGE_PAGE)
+            memory, self._room = self._room[:n_bytes], self._room[size:]
+            return memory
+        return self._own_zeros(n_bytes, 64)
+
+    def _own_zeros(self, n_bytes: int, alignment: int) -> np.ndarray:
+        """The same in an allocation of its own."""
         # The operating system hands out zeroed pages when they are first touched.
-        raw = self.keep(np.zeros(n_bytes + 64, np.uint8))
-        start = -raw.ctypes.data % 64
+        raw = self.keep(np.zeros(n_bytes + alignment, np.uint8))
+        start = -raw.ctypes.data % alignment
         return raw[start : start + n_bytes]

@@ -117,7 +117,8 @@ def _product(gemm: CpuKernel, weights: QTensor, x: np.ndarray) -> np.ndarray:
     product["panel_bytes"] = product["second_offset"] = panels.nbytes // n_panels
     product["n_blocks"], product["width"] = width // weights.format.block_size, width
     product["out"], product["out_stride"] = out.ctypes.data, out.strides[0]
-    product["scratch"] = scratch.ctypes.data
+    tickets = np.zeros(1, np.int64)
+    product["scratch"], product["tickets"] = scratch.ctypes.data, tickets.ctypes.data
     for kernel, arguments in ((TILE_ROWS, rows), (gemm, product)):
         kernel.compiled.ctypes(arguments.ctypes.data, step.ctypes.data, 0)
     return out[:, :outputs]

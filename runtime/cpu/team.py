@@ -17,6 +17,7 @@ import numpy as np
 
 from .abi.records import TEAM
 from .kernels import FOLLOW, LEAD, POST
+from .simd.panels import aligned_empty
 
 
 class _Workers:
@@ -27,7 +28,9 @@ class _Workers:
     """
 
     def __init__(self, n_threads: int) -> None:
-        self.memory = np.zeros(1, TEAM)
+        self.memory = _cleared(TEAM.itemsize).view(TEAM)
+        self._arrivals = _cleared(64 * n_threads)
+        self.memory["arrivals"] = self._arrivals.ctypes.data
         self.memory["give_way"] = _give_way_address()
         self.memory["n_threads"] = n_threads
         self.closed = False
@@ -110,6 +113,13 @@ class Team:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+
+
+def _cleared(n_bytes: int) -> np.ndarray:
+    """uint8 [n_bytes] of zeros, aligned to cache lines."""
+    memory = aligned_empty(n_bytes)
+    memory[:] = 0
+    return memory
 
 
 def _give_way_address() -> int:

@@ -157,7 +157,7 @@ class CudaMachine:
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
-        self._may_pad = allows_padding(program)
+        self._may_pad = allows_padding(program) and not self.hosted
         self._plans: dict[StepShape, list[Launch]] = {}
         self._left: dict[StepShape, list[Region]] = {}
         self._sums: dict[StepShape, int] = {}  # over the cards of a group
@@ -391,6 +391,17 @@ class CudaMachine:
             raise ModelClosed("the machine is closed")
         self.device.use()
         self.device.wait()
+
+    def take_error(self) -> bool:
+        """Whether this GPU has waited in vain for another one of its group; it is forgotten then."""
+        report = self.lowering.report
+        if not report[0]:
+            return False
+        report[0] = 0
+        self.device.use()
+        self.device.clear(self.lowering.errors().address, 4)
+        self.device.wait()
+        return True
 
     def complete(self, step: Step) -> None:
         """Wait until a step has ended."""

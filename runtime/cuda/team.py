@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, zip_longest
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import States
 from ..ops import Buffer, Program
 from .driver.device import Device
+from .driver.errors import CudaError
 from .lowering.cards import CardGroup
 from .machine import CudaMachine, Step, TopKRequest
 
@@ -38,6 +40,7 @@ class CudaTeam:
         self.program = program
         group = CardGroup(len(devices), shared=len({device.index for device in devices}) < len(devices))
         self.machines: list[CudaMachine] = []
+        self._threads = ThreadPoolExecutor(len(devices), "starts a card")
         try:
             for part, device in zip(parts, devices, strict=True):
                 self.machines.append(make(part, device, group))
@@ -103,13 +106,28 @@ class CudaTeam:
             steps.append(step)
         self._running = True
         self._number_sums(steps[0].n_sums)
-        graphs = [step.graph for step in steps if step.graph is not None]
-        devices = [machine.device for machine in self.machines]
-        devices[0].run_together(list(zip(devices, graphs, strict=True)))
+        # Not by this thread, which Ctrl-C may take away when some have started and wait for the others.
+        self._threads.submit(self._start, steps).result()
         for machine, step in zip(self.machines, steps, strict=True):
             machine.device.use()
             machine.complete(step)
         self._running = False
+        errors = [machine.take_error() for machine in self.machines]
+        if any(errors):
+            raise CudaError("a card has waited too long for what another one computes")
+
+    def _start(self, steps: Sequence[Step]) -> None:
+        """Start a step on all GPUs at once: the driver may not return from one that waits for another."""
+
+        def start(machine: CudaMachine, step: Step) -> None:
+            machine.device.use()
+            machine.start(step)
+
+        pairs = list(zip(self.machines, steps, strict=True))
+        others = [self._threads.submit(start, *pair) for pair in pairs[1:]]
+        start(*pairs[0])
+        for other in others:
+            other.result()
 
     def _number_sums(self, n: int) -> None:
         """Give the sums of the next step, `n` of them, numbers that none has had, if it starts or not."""
@@ -158,6 +176,7 @@ class CudaTeam:
 
     def close(self) -> None:
         """Free all memory. Later steps raise RuntimeError."""
+        self._threads.shutdown()
         for machine in self.machines:
             machine.close()
 

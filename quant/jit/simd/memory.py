@@ -117,6 +117,12 @@ def prefetch(builder: Any, address: Any) -> None:
     fetch(builder, address)
 
 
+@instruction(types.none, types.int64)
+def prefetch_far(builder: Any, address: Any) -> None:
+    """Prefetch the cache line at an address, which may be invalid, into the L2 cache; prefetcht1."""
+    fetch(builder, address, 2)
+
+
 @intrinsic
 def as_pointer(typingctx: Any, address: Any) -> Any:
     """An int64 address → the pointer type that `numba.carray` takes."""

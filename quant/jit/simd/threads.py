@@ -24,6 +24,12 @@ def atomic_load(builder: Any, address: Any) -> Any:
     return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "acquire", 8)
 
 
+@instruction(types.none, types.int64, types.int64)
+def atomic_store(builder: Any, address: Any, value: Any) -> None:
+    """Store an int64 with release order: writes made before are visible to who loads it; mov."""
+    builder.store_atomic(value, builder.inttoptr(address, I64.as_pointer()), "release", 8)
+
+
 @instruction(types.none)
 def pause(builder: Any) -> None:
     """Hint to the core that this is a spin loop; pause on x86-64, yield on arm64."""

@@ -69,6 +69,7 @@ MATMUL = record(
     "x",
     "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
+    "tickets",  # TILE_GEMMS: int64 [1], how many tasks threads have drawn; 0 before and after the instruction
     "x_rest",  # TILE_GEMMS of float weights: bytes from x in bfloat16 to what that lacks
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
@@ -253,7 +254,10 @@ ATTENTION = record(
     "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
     "sinks",  # float32 [heads], attention sink logits in units of ln 2
     "partials_stride",  # bytes from row to row of `partials`
-    # PREFILL_ATTENTIONS, MERGE_ROWS:
+    # Rows of a sequence in a step from which on it is TILE_ATTENTIONS' work and not PREFILL_ATTENTIONS'; 0:
+    # each of them computes all rows.
+    "tile_rows",
+    # PREFILL_ATTENTIONS, TILE_ATTENTIONS, MERGE_ROWS:
     "ends",  # int32 [rows], length of each row's sequence if attention reads both ways; 0: it is causal
     floats=(
         "scale",
@@ -332,11 +336,12 @@ ROW_SCORES = record(
     "out",  # float64 [n_rows]
 )
 
-# State that the threads of a team share. The two counters are alone in their cache lines: a write to one does
-# not disturb threads that spin on the other.
+# State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is:
+# a write to one does not disturb threads that spin on another.
 TEAM = record(
     *("posted", *(f"_{i}" for i in range(7))),  # steps that thread 0 has posted
-    *("arrived", *(f"_{i}" for i in range(7, 14))),  # arrivals at barriers, over all steps
+    *("released", *(f"_{i}" for i in range(7, 14))),  # barriers passed, over all steps
+    "arrivals",  # int64 [n_threads, 8]: the number of the last barrier that each worker has arrived at
     "led",  # steps that thread 0 has finished
     "n_threads",
     "step",  # address of the STEP record that was posted last

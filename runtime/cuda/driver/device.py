@@ -8,10 +8,9 @@ Source: CUDA Driver API.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import partial
 
 import numpy as np
 
@@ -288,28 +287,17 @@ class Device:
         finally:
             self._library.code("cuGraphDestroy", captured)
 
+    def upload_graph(self, graph: Graph) -> None:
+        """Enqueue what the first run of a graph does before it starts, such as getting memory for it."""
+        self._call("cuGraphUpload", graph.executable, self._stream)
+
     def run(self, graph: Graph) -> None:
         """Enqueue a graph."""
         self._call("cuGraphLaunch", graph.executable, self._stream)
 
-    @staticmethod
-    def run_together(work: Sequence[tuple[Device, Graph]]) -> None:
-        """Enqueue graphs of several GPUs that wait for each other: all of them, even if Ctrl-C comes.
-
-        The driver is called by C code alone, between whose calls Python does not look for signals.
-        """
-        calls = []
-        for device, graph in work:
-            functions, stream = device._library.functions, device._stream
-            calls.append(partial(functions.cuCtxSetCurrent, device._context))
-            calls.append(partial(functions.cuGraphLaunch, graph.executable, stream))
-        codes = list(map(partial.__call__, calls))
-        for (device, _), *found in zip(work, codes[::2], codes[1::2], strict=True):
-            for name, code in zip(("cuCtxSetCurrent", "cuGraphLaunch"), found, strict=True):
-                device._library.check(name, code)
-
     def event(self, timed: bool = True) -> Event:
         """A new event of the stream; one that is not `timed` costs less."""
+        self.use()  # it belongs to the context in which it is made
         return Event(self._library, self._stream, timed)
 
     def close(self) -> None:

@@ -21,26 +21,23 @@ class Library:
     """Calls functions of a loaded driver library by name, and turns result codes into exceptions."""
 
     def __init__(self, functions: Any) -> None:
-        self.functions = functions
+        self._functions = functions
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function. Raises CudaOutOfMemory or CudaError, with the function's name, if it fails."""
-        self.check(name, getattr(self.functions, name)(*arguments))
-
-    def check(self, name: str, code: int) -> None:
-        """Raise what a result code of a function stands for, if it is not 0."""
+        code = getattr(self._functions, name)(*arguments)
         if code:
             kind = CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaError
             raise kind(f"{name} failed: {self.meaning(code)}")
 
     def code(self, name: str, *arguments: Any) -> int:
         """Call a function and return its result code, 0 for success, instead of raising."""
-        return int(getattr(self.functions, name)(*arguments))
+        return int(getattr(self._functions, name)(*arguments))
 
     def meaning(self, code: int) -> str:
         """The driver's text for a result code, and the code."""
         text = c_char_p()
-        self.functions.cuGetErrorString(code, byref(text))
+        self._functions.cuGetErrorString(code, byref(text))
         return (text.value or b"error").decode() + f", {code}"
 
 

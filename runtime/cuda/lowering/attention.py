@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ... import ops
+from ..abi.arguments import Region
 from ..kernels.attention.decode import DecodeAttentionArguments, decode_attention
 from ..kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
 from ..kernels.attention.prepare_qk import QKPreparation
@@ -15,7 +16,7 @@ from ..kernels.attention.scores import ScoreArguments
 from ..kernels.attention.simt import SimtAttentionArguments, simt_attention
 from ..kernels.attention.split_kv_merge import SplitOutput
 from ..kernels.attention.split_plan import ENTRY, THREADS, PlanArguments, plan_splits
-from .base import DECODE_ROWS, QuantizedRows, padded_head_dim
+from .base import QuantizedRows, padded_head_dim
 from .fusing import PreparedAttend
 from .prepare_qk import PrepareLowering, QKSteps
 
@@ -103,13 +104,9 @@ class AttentionLowering(PrepareLowering):
     def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
         """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
         dims, n = op.head_dim, self._n_rows[False]
-        stages = 3 if dims <= 128 else 2
-        warp_bytes = stages * 64 * dims
-        warps = 2 * WARPS if 2 * WARPS * warp_bytes <= self._shared_limit else WARPS
-        if n > DECODE_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
-            warps = WARPS // 2
+        warps, stages = self.tuning.split_kv(n, dims, self._shared_limit)
         heads = greatest_divisor(op.heads // op.kv_heads, 16)
-        shared = warps * warp_bytes
+        shared = warps * stages * 64 * dims
         constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}
         constants |= {"SINGLE_ROW": int(n == 1), "PREPARE": int(steps is not None), "PLANNED": int(n > 1)}
         k = v = 0
@@ -165,10 +162,13 @@ class AttentionLowering(PrepareLowering):
         at_once = self.device.multiprocessors * max(block.resident, self._shared_limit // shared)
         budget = max(1, min(MAX_SPLITS, at_once // blocks))
         splits, rows = (budget + n, 1) if planned else (max(1, budget // n), n)
-        emits = op.value_dim % 32 == 0 and n <= DECODE_ROWS and self._read_only_by_matmuls(i, op.out)
+        emits = op.value_dim % 32 == 0 and n <= self.decode_rows and self._read_only_by_matmuls(i, op.out)
         constants = self._score_constants(op)
         constants |= {"G": block.heads, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
-        constants |= {"CHUNKS": chunks, "WARPS": block.warps, "EMIT": int(emits)}
+        halves = Region(0, 0)
+        if planned and self._emits_halves(i, op):  # values in the cache are float16, and so are means of them
+            halves = self._f16_memory(op.out)[0]
+        constants |= {"CHUNKS": chunks, "WARPS": block.warps, "EMIT": 2 if halves.address else int(emits)}
         constants |= {"TOKENS": self._padded_rows(op.out) if emits else 0}
         most = MAX_SPLITS + (self.capacity.max_rows if planned else 0)
         size = op.heads * most * (value_dims + 4) * 4
@@ -179,6 +179,8 @@ class AttentionLowering(PrepareLowering):
             out=self._at(op.out),
             codes=self._quantized_address(self._resolve(op.out)) if emits else 0,
             heads=op.heads,
+            halves=halves.address,
+            half_stride=halves.stride,
         )
         return SplitPlan((blocks, splits, rows), shared, constants, output)
 
@@ -187,6 +189,13 @@ class AttentionLowering(PrepareLowering):
         self._invalidate(op.out)
         if plan.output.codes:
             self._quantized[self._resolve(op.out).name] = QuantizedRows(plan.output.codes)
+        if plan.output.halves:
+            self._f16_current[self._resolve(op.out).name] = self.memory.vector(self._ones)
+
+    def _emits_halves(self, i: int, op: ops.Attend) -> bool:
+        """Whether products of many rows are all that reads the result of attention over float16 values."""
+        many = self.device.warpgroups and self._n_rows[False] > self.decode_rows
+        return many and self.capacity.cache_bits == 16 and self._read_only_by_matmuls(i, op.out)
 
     def _prefill_attention(self, op: ops.Attend) -> None:
         n, dims = self._n_rows[False], op.head_dim

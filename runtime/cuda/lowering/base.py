@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .cards import CardGroup
 
 DECODE_ROWS = 16  # the most rows of a step that decode kernels take; steps of more rows are prefill
+FEW_ROWS = 16  # the most for which their products are faster than those with wgmma, on an H200
 ACTIVATIONS = {
     "silu": SILU,
     "gelu_tanh": GELU_TANH,
@@ -104,14 +105,15 @@ class LaunchBuilder:
 
     `matrices` are the uploaded weights by `id` of their tensor. `by_length` collects the RoPE ops whose
     frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
-    table. `row_inputs` is the memory, int32 [rows], of inputs that few models have: `ends`, the length of
-    each row's sequence, and `types`, its token type. `hosted` are the mixtures of experts, by `id` of the op,
-    that the host computes; a step's are in `mixtures`.
+    table. `decode_rows` is the most rows of products with decode kernels. `row_inputs` is the memory, int32
+    [rows], of inputs that few models have: `ends`, the length of each row's sequence, and `types`, its token
+    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes; a step's are in
+    `mixtures`.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
-    quantised rows, `_f16_current` names those whose float16 copy is current, `_angles_written` the tables of
-    RoPE angles that are filled, and `_plans_written` the plans of splits that are made.
+    quantised rows, `_f16_current` names to the scales of float16 copies that are current, `_angles_written`
+    the tables of RoPE angles that are filled, and `_plans_written` the plans of splits that are made.
     """
 
     program: ops.Program
@@ -132,8 +134,11 @@ class LaunchBuilder:
     mixtures: list[HostMixture] = field(default_factory=list, init=False)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    decode_rows: int = field(default=DECODE_ROWS, init=False)
 
     def __post_init__(self) -> None:
+        self.decode_rows = FEW_ROWS if self.device.warpgroups else DECODE_ROWS
+        self._ones = np.ones(self.capacity.max_rows, np.float32)  # scales of rows that need none
         for streams in stream_groups(self.cuda_ops):
             sizes = [4 * b.width for b in streams]
             self.memory.slices([b.name for b in streams], self.capacity.rows(streams[0]), sizes)
@@ -179,7 +184,7 @@ class LaunchBuilder:
         self._one_prompt = one_prompt
         self._alias: dict[str, ops.Buffer] = {}
         self._quantized: dict[str, QuantizedRows] = {}
-        self._f16_current: set[str] = set()
+        self._f16_current: dict[str, int] = {}
         self._angles_written: set[str] = set()
         self._plans_written: set[str] = set()
         self.n_sums = 0
@@ -239,7 +244,7 @@ class LaunchBuilder:
         """Forget the quantised and float16 copies of buffers that a launch writes."""
         for b in buffers:
             self._quantized.pop(self._resolve(b).name, None)
-            self._f16_current.discard(self._resolve(b).name)
+            self._f16_current.pop(self._resolve(b).name, None)
 
     def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
@@ -264,6 +269,12 @@ class LaunchBuilder:
         size = 16 * tokens * (4 * blocks + 4 * -(-blocks // 4))
         # Each number of rows has memory of its own, since the padding in between must stay zero.
         return self.memory.rows(f"{buffer.name} in 8 bits, {tokens} rows", 1, size).address
+
+    def _f16_memory(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """Memory for a buffer's rows as float16 and for their scales."""
+        name, rows = self._resolve(x).name, self.capacity.rows(self._resolve(x))
+        f16 = self.memory.rows(f"{name} as float16", rows, 2 * (-(-x.width // 128) * 128))
+        return f16, self.memory.rows(f"{name}, scales", 1, 4 * rows)
 
     def _partials(self, buffer: ops.Buffer) -> int:
         """The address for the sums of squares of a buffer, float32 [rows, width / 32]."""

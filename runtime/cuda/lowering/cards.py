@@ -40,6 +40,8 @@ class SumLowering(MatMulLowering):
         if self.group is not None:
             self.room()
             self.flags()
+            self.errors()
+            self.report = self.device.pinned(64).view(np.int32)  # the host's word for errors
             self.group.members.append(self)
 
     def room(self) -> Region:
@@ -52,6 +54,10 @@ class SumLowering(MatMulLowering):
         """The flags of sums of many rows: see `all_reduce_many`."""
         assert self.group
         return self.memory.rows("flags of sums", 1, FLAG_BYTES * (2 * self.group.n + 1))
+
+    def errors(self) -> Region:
+        """A word that is not 0 when this card has waited for another one in vain."""
+        return self.memory.rows("errors of sums", 1, 4)
 
     @property
     def _room_width(self) -> int:
@@ -83,6 +89,8 @@ class SumLowering(MatMulLowering):
             codes=codes,
             norm_weight=self.memory.vector(norm.weight) if norm else 0,
             out_partials=partials,
+            errors=self.errors().address,
+            report=self.report.ctypes.data,
         )
         constants = {"EMIT": 2 if norm else 0, "TOKENS": self._padded_rows(op.x), "ROWS": DECODE_ROWS}
         constants |= {"CARDS": group.n, "SHARED": int(group.shared), "SENT": int(self._sent)}
@@ -124,6 +132,8 @@ class SumLowering(MatMulLowering):
             number=self.inputs.sums,
             index=index,
             flags=self._table("flags", [member.flags() for member in group.members]),
+            errors=self.errors().address,
+            report=self.report.ctypes.data,
         )
         constants = {"CARDS": group.n, "SHARED": int(group.shared)}
         kernel = self._kernel(all_reduce.all_reduce_many, 512, **constants)

@@ -22,10 +22,10 @@ from ..kernels.matmul.floats import FloatMatmulArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..kernels.matmul.prefill_sm90 import GatedPrefillArguments
 from ..weights.upload import Matrix
-from .base import DECODE_ROWS, QuantizedRows, padded_rows
+from .base import QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import BATCH_ROWS, GATED_TILE, DecodeTile, PrefillTile
+from .tuning import BATCH_ROWS, GATED_TILE, BatchTile, DecodeTile, PrefillTile
 
 SM80_TILE = 128  # outputs and rows of a block of prefill_matmul_sm80
 SM80_SHARED_BYTES = 65536
@@ -122,7 +122,7 @@ class MatMulLowering(NormLowering):
         matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
         n_out, n = sum(w.shape[0] for w in op.weights), self._n_rows[op.outs[0].logits_rows]
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate)}
-        if n > DECODE_ROWS:
+        if n > self.decode_rows:
             self._prefill_matmul(matrix, n_out, op.x, out, n, op.biases, constants)
             self._invalidate(*op.outs)
             return
@@ -164,7 +164,7 @@ class MatMulLowering(NormLowering):
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
         gate, up, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
         n, n_out = self._n_rows[op.out.logits_rows], op.gate.shape[0]
-        if n > DECODE_ROWS:
+        if n > self.decode_rows:
             self._gated_prefill(op, gate, up, out, n)
             self._invalidate(op.out)
             return
@@ -195,7 +195,7 @@ class MatMulLowering(NormLowering):
     def _decode_matmul(
         self, matrix: Matrix, up: Matrix | None, n_out: int, x: QuantizedRows, n: int, output: DecodeOutput
     ) -> None:
-        """The product of up to DECODE_ROWS quantised rows; with `up` a gated product of both matrices."""
+        """The product of up to `decode_rows` quantised rows; with `up` a gated product of both matrices."""
         name, blocks, matrices = matrix.weight.format.name, matrix.blocks, 2 if up else 1
         tokens = padded_rows(n)
         tile = self.tuning.decode(name, blocks, n_out, matrices, output.codes > 0, tokens)
@@ -276,12 +276,14 @@ class MatMulLowering(NormLowering):
         constants: Mapping[str, int],
         up: UpMatrix | None = None,
     ) -> None:
-        """The product of more than DECODE_ROWS rows of `x`; with `up` a gated product, only with wgmma."""
+        """The product of more than `decode_rows` rows of `x`; with `up` a gated product, only with wgmma."""
+        name, matrices = matrix.weight.format.name, 2 if up else 1
         if self.device.warpgroups and n <= BATCH_ROWS:
-            self._batch_matmul(matrix, n_out, x, out, n, biases, constants, up)
-            return
+            tile = self.tuning.batch(name, n, n_out, matrix.blocks, matrices, self.device.multiprocessors)
+            if tile is not None:
+                self._batch_matmul(tile, matrix, n_out, x, out, n, biases, constants, up)
+                return
         rows, scales = self._as_f16(x)
-        name = matrix.weight.format.name
         arguments = PrefillArguments(
             weights=matrix.address,
             tile_bytes=matrix.tile_bytes,
@@ -298,6 +300,7 @@ class MatMulLowering(NormLowering):
 
     def _batch_matmul(
         self,
+        tile: BatchTile,
         matrix: Matrix,
         n_out: int,
         x: ops.Buffer,
@@ -310,7 +313,6 @@ class MatMulLowering(NormLowering):
         """The product of up to BATCH_ROWS rows of `x`, with wgmma; with `up` a gated product."""
         rows, scales = self._as_f16(x)
         name, matrices = matrix.weight.format.name, 2 if up else 1
-        tile = self.tuning.batch(name, n, n_out, matrix.blocks, matrices, self.device.multiprocessors)
         arguments = BatchMatmulArguments(
             weights=matrix.address,
             other=up.address if up else 0,

@@ -10,7 +10,7 @@ from ..kernels.common import pointwise
 from ..kernels.common.pointwise import NormArguments
 from ..kernels.matmul import quantize
 from ..kernels.matmul.quantize import ConvertArguments
-from .base import DECODE_ROWS, LaunchBuilder, QuantizedRows
+from .base import LaunchBuilder, QuantizedRows
 
 MAX_PARTS, MAX_NORMED_PARTS = 16, 8  # times 1024 columns that `convert_to_f16` keeps in registers
 
@@ -28,22 +28,22 @@ class NormLowering(LaunchBuilder):
             return
         if self._normed_to_f16(i, op):
             self._invalidate(op.out)
-            self._convert_to_f16(
-                self._at(op.x), op.x.width, self._n_rows[op.x.logits_rows], *self._f16_memory(op.out), op
-            )
-            self._f16_current.add(self._resolve(op.out).name)
+            to, scales = self._f16_memory(op.out)
+            n = self._n_rows[op.x.logits_rows]
+            self._convert_to_f16(self._at(op.x), op.x.width, n, to, scales, op)
+            self._f16_current[self._resolve(op.out).name] = scales.address
             return
         each = op.groups * len(op.weight) > op.x.width
         self._norm(op, None, mean=0, size=op.x.width // op.groups if each else len(op.weight), each=int(each))
 
     def _deferred(self, i: int, op: ops.RMSNorm) -> bool:
         """Whether the products that read a norm in a decode step can divide by its root mean square."""
-        return self._n_rows[op.x.logits_rows] <= DECODE_ROWS and self._whole_row_for_matmuls(i, op)
+        return self._n_rows[op.x.logits_rows] <= self.decode_rows and self._whole_row_for_matmuls(i, op)
 
     def _normed_to_f16(self, i: int, op: ops.RMSNorm) -> bool:
         """Whether a norm can be computed in the conversion to float16 of a prefill step."""
-        fits = op.x.width <= 1024 * MAX_NORMED_PARTS
-        return self._n_rows[op.x.logits_rows] > DECODE_ROWS and fits and self._whole_row_for_matmuls(i, op)
+        many = self._n_rows[op.x.logits_rows] > self.decode_rows
+        return many and op.x.width <= 1024 * MAX_NORMED_PARTS and self._whole_row_for_matmuls(i, op)
 
     def _whole_row_for_matmuls(self, i: int, op: ops.RMSNorm) -> bool:
         """Whether a norm is one of whole rows that only products with block-quantised weights read."""
@@ -85,16 +85,11 @@ class NormLowering(LaunchBuilder):
         already.
         """
         rows, scales = self._f16_memory(x)
-        if self._resolve(x).name not in self._f16_current:
+        name = self._resolve(x).name
+        if name not in self._f16_current:
             self._convert_to_f16(self._at(x), x.width, self._n_rows[x.logits_rows], rows, scales)
-            self._f16_current.add(self._resolve(x).name)
-        return rows, scales
-
-    def _f16_memory(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """Memory for a buffer's rows as float16 and for their scales."""
-        name, rows = self._resolve(x).name, self.capacity.rows(self._resolve(x))
-        f16 = self.memory.rows(f"{name} as float16", rows, 2 * (-(-x.width // 128) * 128))
-        return f16, self.memory.rows(f"{name}, scales", 1, 4 * rows)
+            self._f16_current[name] = scales.address
+        return rows, Region(self._f16_current[name], scales.stride)
 
     def _convert_to_f16(
         self,

@@ -74,6 +74,7 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
+MANY_ROWS = 16  # in a step: up to so many are split over blocks of many warps
 BATCH_SHARED = 228 << 10  # bytes of shared memory of a multiprocessor with wgmma
 
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
@@ -204,15 +205,23 @@ class Tuning:
 
     def batch(
         self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
-    ) -> BatchTile:
-        """The tile of a product of up to BATCH_ROWS rows with wgmma."""
+    ) -> BatchTile | None:
+        """The tile of a product of up to BATCH_ROWS rows with wgmma; None if that of `prefill` is faster."""
         fitting = [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)]
         tile = min(fitting, key=lambda tile: tile.ROWS)
         steps, parts = -(-blocks // 4), tile.grid(rows, n_out, matrices)[1]
-        return min(
+        tile = min(
             (replace(tile, splits=n) for n in BATCH_SPLITS if n <= steps),
             key=lambda each: each.cost(parts, steps, multiprocessors),
         )
+        return None if rows > 64 and tile.splits == 1 else tile
+
+    def split_kv(self, rows: int, dims: int, shared_limit: int) -> tuple[int, int]:
+        """Warps of a block of `decode_attention`, and the tiles that each has room for."""
+        stages = 3 if dims <= 128 else 2
+        if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
+            return 2, stages
+        return 8 if 8 * stages * 64 * dims <= shared_limit else 4, stages
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

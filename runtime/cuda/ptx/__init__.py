@@ -85,12 +85,12 @@ from .shared import (
     wait_copies_all_but_4,
 )
 from .system import (
+    cycles,
     fence_system,
     load_acquire,
     load_flagged,
     store_flagged,
     store_release,
-    trap,
 )
 from .tensor import (
     fence_async_proxy,
@@ -153,6 +153,7 @@ __all__ = [
     "commit_copies",
     "copy_async",
     "cosine",
+    "cycles",
     "div_f32",
     "div_u32",
     "exp2",
@@ -225,7 +226,6 @@ __all__ = [
     "thread",
     "to_float",
     "to_int",
-    "trap",
     "wait_copies",
     "wait_copies_all_but_1",
     "wait_copies_all_but_2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def fence_system() -> None:
     """Make this thread's earlier writes visible to all cards before its later ones."""
 
 
-@instruction("trap;", "", "", ordered=True)
-def trap() -> None:
-    """End the kernel with an error."""
-    raise RuntimeError("a kernel has given up")
+@instruction("mov.u64 $0, %clock64;", "l", "", ordered=True)
+def cycles() -> int:
+    """Cycles that this multiprocessor has counted: about two in a nanosecond."""
+    return time.perf_counter_ns()

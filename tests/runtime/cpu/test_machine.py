@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -20,6 +21,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
 from kukri.runtime import ops
+from kukri.runtime.cpu.abi.records import MATMUL
 from kukri.runtime.cpu.abi.sizes import FEW_ROWS, PAGE_MULTIPLE
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
@@ -286,19 +288,43 @@ def test_the_list_for_few_rows_is_made_when_it_is_needed():
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_machine import CpuMachine, program, run
-from kukri.runtime.cpu.kernels import QUANTIZE_ROWS, SKINNY_GEMMS
+from kukri.runtime.cpu.kernels import MERGE_ROWS
 machine = CpuMachine(program(15, kind="Q8_0"), 2)
-few = [QUANTIZE_ROWS, SKINNY_GEMMS["Q8_0"]]
 def loaded():
-    return ["compiled" in kernel.__dict__ for kernel in few]
+    return "compiled" in MERGE_ROWS.__dict__
 run(machine, [[(0, {FEW_ROWS + 1})], [(0, 1)]], 1, 64, n_pages=2)
-assert loaded() == [False, False], loaded()
+assert not loaded()
 run(machine, [[(0, 2)]], 1, 64, n_pages=2)
-assert loaded() == [True, True], loaded()
+assert loaded()
 assert "numba" not in sys.modules  # they were compiled when the others were
 machine.close()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_waiting_threads_prefetch_what_they_multiply_next():
+    """At each barrier of a decode step, the beginning of each thread's part of the next product's matrix."""
+    machine = CpuMachine(program(2, "Q8_0"), n_pages=1, threads=3)
+    steps = machine._lowered.decode
+    products = [i for i, name in enumerate(steps.names) if "GEMVS" in name]
+    for i, instruction in enumerate(steps.instructions):
+        if not instruction["barrier"]:
+            assert instruction["ahead"] == 0
+            continue
+        following = next((j for j in products if j > i), products[0])
+        arguments = steps.instructions[following]["arguments"]
+        fields = np.ctypeslib.as_array((ctypes.c_byte * MATMUL.itemsize).from_address(int(arguments)))
+        a = fields.view(MATMUL)[0]
+        runs = np.ctypeslib.as_array((ctypes.c_int64 * 12).from_address(int(instruction["ahead"])))
+        runs = runs.reshape(3, 2, 2)
+        size = a["pair_stride"] if a["gate"] else a["panel_bytes"]
+        first = a["n_panels"] * np.arange(4) // 3
+        np.testing.assert_array_equal(runs[:, 0, 0], a["weights"] + first[:3] * size)
+        np.testing.assert_array_equal(runs[:, 0, 1], a["weights"] + first[1:] * size)
+        if a["gate"]:
+            np.testing.assert_array_equal(runs[:, 1], runs[:, 0] + a["second_offset"])
+    assert steps.instructions["barrier"].sum() > 5
+    machine.close()
 
 
 def test_only_some_rows_wanted():

@@ -96,8 +96,11 @@ def product(
     arguments["out"], arguments["out_stride"] = result.ctypes.data, result.strides[0]
     arguments["min_rows"], arguments["max_rows"] = limits
     arguments["x_rest"] = matrix_tile_bytes(x.shape[1], len(x))
+    tickets = np.zeros(1, np.int64)
+    arguments["tickets"] = tickets.ctypes.data
     arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, scratch_bytes
     call(KERNELS[weights.format.name], arguments, len(x), n_threads)
+    assert tickets[0] == 0
     return result[:, : weights.shape[0]]
 
 
@@ -197,6 +200,8 @@ def test_experts():
     arguments["n_experts"], arguments["expert_stride"] = len(counts), panels.strides[0]
     arguments["bias"], arguments["bias_stride"] = bias.ctypes.data, bias.strides[0]
     arguments["expert_tiles"], arguments["n_rows_address"] = first_tiles.ctypes.data, count.ctypes.data
+    tickets = np.zeros(1, np.int64)
+    arguments["tickets"] = tickets.ctypes.data
     for n_threads in (1, 2, 5):
         out = np.full((len(x), 48), np.nan, np.float32)
         scratch = aligned_empty(n_threads * tile_gemm_scratch_bytes())

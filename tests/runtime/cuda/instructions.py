@@ -37,6 +37,7 @@ from kukri.runtime.cuda.ptx import (
     commit_copies,
     copy_async,
     cosine,
+    cycles,
     div_f32,
     div_u32,
     exp2,
@@ -108,7 +109,6 @@ from kukri.runtime.cuda.ptx import (
     thread,
     to_float,
     to_int,
-    trap,
     wait_copies,
     wait_copies_all_but_1,
     wait_copies_all_but_2,
@@ -569,8 +569,9 @@ def flagged(values, room, flags, out):
     store_flagged(room + 8 * (t ^ 1), load_float(values + 4 * t), 7 + t)
     fence_system()
     store_release(flags + 4 * (t ^ 1), 5)
-    if load_acquire(flags + 4 * (t ^ 1)) != 5:
-        trap()
+    until = cycles() + 1000
+    while load_acquire(flags + 4 * (t ^ 1)) != 5 or cycles() < until:
+        fence()
     barrier()
     value, flag = load_flagged(room + 8 * t)
     store_float(out + 8 * t, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -102,6 +102,8 @@ class StandInDevice:
         yield held
         del self.upload, self.download, self.launch
 
+    def upload_graph(self, graph: list[Any]) -> None: ...
+
     def run(self, graph: list[Any]) -> None:
         for function, arguments in graph:
             function(self, *arguments)
@@ -124,11 +126,6 @@ class ThreadedDevice(StandInDevice):
 
     def run(self, graph: list[Any]) -> None:
         self._running.append(self._stream.submit(super().run, graph))
-
-    @staticmethod
-    def run_together(work: Sequence[tuple[ThreadedDevice, list[Any]]]) -> None:
-        for device, graph in work:
-            device.run(graph)
 
     def wait(self) -> None:
         for work in self._running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels
-from .test_machine import models
+from .test_machine import SCRIPT, models
 
 
 def step(n: int, logits: list[int]) -> Batch:
@@ -78,3 +80,28 @@ def test_steps():
         assert len(got) == len(logits)
         assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     assert {(shape.n_rows, shape.n_logits) for shape, _ in machine._graphs} == {(32, 32)}
+
+
+@pytest.mark.parametrize("shape", ["qwen3moe", "gpt-oss"])
+@pytest.mark.parametrize("warpgroups", [True, False])
+def test_mixtures_are_lowered(shape, warpgroups, monkeypatch):
+    """Every number of rows at which other kernels take over, in a mixture of experts."""
+    monkeypatch.syspath_prepend(SCRIPT.parents[1])
+    mixtures = importlib.import_module("cuda_bench.mixtures")
+    kinds = "Q8_0", "MXFP4" if shape == "gpt-oss" else ""
+    small = mixtures.Mixture(shape, 256, 1, 4, 2, 64, 8, 2, 64, 64, kinds[1])
+    monkeypatch.setitem(mixtures.MIXTURES, "small", small)
+    device = StandInDevice()
+    device.warpgroups = warpgroups
+    machine = CudaMachine(
+        mixtures.random_mixture("small", kinds[0]),
+        20,
+        max_rows=160,
+        max_sequences=20,
+        device=device,
+        kernels=StandInKernels(device),
+    )
+    for n in (8, 9, 16, 17, 64, 65, 128, 129):
+        names = {launch.name.split()[0] for launch in machine.lowering.launches(n, n, True)}
+        assert ("batch_matmul_sm90" in names) == (warpgroups and machine.lowering.decode_rows < n <= 128)
+        machine.lowering.launches(n, 1, False, n > 16)

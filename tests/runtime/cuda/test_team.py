@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from kukri.quant.errors import UnsupportedModel
+from kukri.runtime.cuda.driver.errors import CudaError
+from kukri.runtime.cuda.kernels.common import all_reduce
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.team import CudaTeam, merged
 from kukri.runtime.engine.cache import Batch, PageTable
@@ -13,6 +15,7 @@ from kukri.runtime.engine.sampling.top_k import top_k_of
 from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.reference.machine import ReferenceMachine
 
+from .simulator import _staged
 from .stand_in import StandInDevice, StandInKernels, ThreadedDevice
 from .test_machine import models
 
@@ -105,6 +108,25 @@ def test_a_step_behind_an_interrupted_one(program, monkeypatch):
     np.testing.assert_array_equal(team.step(batch, table), expected)
     assert team._next_sum < 20
     assert len(waited) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 17])
+def test_a_card_that_never_sends(program, monkeypatch, n):
+    """The other one gives up in the end, which the host hears of, and the next step is as ever."""
+    monkeypatch.setattr(all_reduce, "SOON", 1000)
+    monkeypatch.setattr(all_reduce, "PATIENCE", 1000)
+    _staged.cache_clear()
+    team = team_of(program)
+    rows, table = np.arange(n, dtype=np.int32), PageTable(1)
+    table.extend(0, n)
+    batch = Batch(rows, rows * 0, rows, rows[-1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(team.machines[1].device, "run", lambda graph: None)
+        with pytest.raises(CudaError, match="waited too long"):
+            team.step(batch, table)
+    assert [machine.take_error() for machine in team.machines] == [False, False]
+    _staged.cache_clear()
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])

@@ -1,24 +1,28 @@
 """The loop that every thread of a team runs for a step: call the instructions in order, meet at barriers.
 
 Thread 0 posts a step (`post`) and runs its part (`lead`); the worker threads wait for posted steps and run
-theirs (`follow`). A barrier is a counter in the TEAM record that only grows: each thread adds 1 when it
-arrives and spins until all have. Waiting spins because a barrier is passed within a fraction of a microsecond
-and a decode step has hundreds of them; `runtime.cpu.team` explains when workers sleep instead.
+theirs (`follow`). Barriers are numbered. A worker that arrives at one writes its number to a cache line of
+its own; thread 0, once it has read that in the lines of all workers, writes the number to the TEAM record,
+where they wait for it, so that no line is written by two threads. Waiting spins because a barrier is passed
+within a fraction of a microsecond and a decode step has hundreds of them; `runtime.cpu.team` explains when
+workers sleep instead.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from .....quant.jit.decorators import jit, kernel
-from .....quant.jit.simd.memory import prefetch
-from .....quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
+from .....quant.jit.simd.memory import prefetch_far
+from .....quant.jit.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
 from ...abi.records import INSTRUCTION, TEAM
 from ...simd.dot16 import load_i64
 from .access import record_reader, step_at
 
 team_at = record_reader(TEAM)
 instruction_at = record_reader(INSTRUCTION)
-POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]  # byte offsets
-INSTRUCTION_BYTES = INSTRUCTION.itemsize
+POSTED, RELEASED = TEAM.fields["posted"][1], TEAM.fields["released"][1]  # type: ignore[index]  # byte offsets
+INSTRUCTION_BYTES, ARRIVAL_BYTES, AHEAD_BYTES = INSTRUCTION.itemsize, 64, 32
 
 SPINS = 2000  # reads of a barrier's counter before yielding the processor, which another thread may need
 LINES = 16  # cache lines prefetched between two reads of a barrier's counter
@@ -48,32 +52,48 @@ def _prefetch_until(counter: int, value: int, ahead: int) -> None:
     while first < end or second < second_end:
         for _ in range(LINES):
             if first < end:
-                prefetch(first)
+                prefetch_far(first)
                 first += 64
             if second < second_end:
-                prefetch(second)
+                prefetch_far(second)
                 second += 64
         if atomic_load(counter) >= value:
             return
 
 
 @jit
-def _run(team: int, step: int, thread: int, arrivals: int) -> None:
+def _meet(team: int, shared: Any, thread: int, barrier: int, ahead: int) -> None:
+    """Pass a barrier; they are numbered. `ahead` as in `_prefetch_until`, 0 for none."""
+    if thread > 0:
+        atomic_store(shared.arrivals + ARRIVAL_BYTES * thread, barrier)
+    else:
+        for other in range(1, shared.n_threads):
+            arrival = shared.arrivals + ARRIVAL_BYTES * other
+            if ahead != 0 and atomic_load(arrival) < barrier:
+                _prefetch_until(arrival, barrier, ahead)
+                ahead = 0
+            _wait_until(arrival, barrier, shared.give_way)
+        atomic_store(team + RELEASED, barrier)
+    if ahead != 0:
+        _prefetch_until(team + RELEASED, barrier, ahead)
+    _wait_until(team + RELEASED, barrier, shared.give_way)
+
+
+@jit
+def _run(team: int, step: int, thread: int) -> None:
     """Call all instructions of the step as thread number `thread`.
 
-    `arrivals` is the value that the barrier counter had before any thread arrived at this step's first
-    barrier, a multiple of n_threads. Barrier k is passed when the counter reaches arrivals + k · n_threads.
+    Other threads may be at the first barrier already, but none can pass it without this thread. So the number
+    of the last barrier that was passed is still that of the step before.
     """
-    s, shared = step_at(step), team_at(team)
+    s, shared, barrier = step_at(step), team_at(team), atomic_load(team + RELEASED)
     for i in range(s.n_instructions):
         instruction = instruction_at(s.instructions + INSTRUCTION_BYTES * i)
         call_kernel(instruction.kernel, instruction.arguments, step, thread)
         if instruction.barrier:
-            arrivals += s.n_threads
-            atomic_add(team + ARRIVED, 1)
-            if instruction.ahead != 0:
-                _prefetch_until(team + ARRIVED, arrivals, instruction.ahead + 32 * thread)
-            _wait_until(team + ARRIVED, arrivals, shared.give_way)
+            barrier += 1
+            ahead = instruction.ahead
+            _meet(team, shared, thread, barrier, ahead + AHEAD_BYTES * thread if ahead != 0 else 0)
 
 
 @kernel
@@ -87,10 +107,8 @@ def post(team: int, step: int, thread: int) -> None:
 @kernel
 def lead(team: int, step: int, thread: int) -> None:
     """Run the step posted last as thread 0, and count it in `led`. Returns after its last barrier."""
-    arrivals = atomic_load(team + ARRIVED)
-    shared = team_at(team)
-    _run(team, step, 0, arrivals - arrivals % shared.n_threads)
-    shared.led += 1
+    _run(team, step, 0)
+    team_at(team).led += 1
 
 
 @kernel
@@ -103,12 +121,7 @@ def follow(team: int, done: int, thread: int) -> None:
     spins = 0
     while spins < IDLE_SPINS:
         if atomic_load(team + POSTED) > atomic_load(done):
-            # Other threads may have arrived at the first barrier already, but cannot pass it without this
-            # thread. So the counter is less than n_threads above its value at the start of the step, and
-            # rounding down to a multiple of n_threads gives that value.
-            step = shared.step
-            arrivals = atomic_load(team + ARRIVED)
-            _run(team, step, thread, arrivals - arrivals % shared.n_threads)
+            _run(team, shared.step, thread)
             atomic_add(done, 1)
             spins = 0
         pause()

@@ -20,7 +20,7 @@ from .....quant.formats import FORMATS
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
-from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, storev_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, prefetch_far, storev_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
@@ -41,7 +41,9 @@ from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
-AHEAD = 4096  # prefetch distance in bytes
+# Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
+# more lines at a time than the L1 cache (docs/performance.md).
+AHEAD, early = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
 STATS_BYTES = 4 * GROUP_STATS
 
 
@@ -113,7 +115,7 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
     for g in range(a.n_blocks):
         ahead = min(ahead, last)
         for line in range(0, group_bytes, 64):
-            prefetch(ahead + line)
+            early(ahead + line)
         ahead += group_bytes
         acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
@@ -130,7 +132,7 @@ def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
     for block in range(n):
         ahead = min(ahead, last)
         for line in range(0, 8 * group_bytes, 64):
-            prefetch(ahead + line)
+            early(ahead + line)
         ahead += 8 * group_bytes
         g = 8 * block
         acc = _step(acc, codes, panel, n, g, x, width, stats)
@@ -154,7 +156,7 @@ def _float_row(kind: Codes, panel: int, end: int, a: Any, x: int, stride: int) -
     k = 0
     while k + 4 <= a.width:
         at = panel + k * stride
-        prefetch(min(at + AHEAD, end - 64))
+        early(min(at + AHEAD, end - 64))
         acc0 = fma(load_floats(kind, at), splat_f32(load_f32(x + 4 * k)), acc0)
         acc1 = fma(load_floats(kind, at + stride), splat_f32(load_f32(x + 4 * k + 4)), acc1)
         acc2 = fma(load_floats(kind, at + 2 * stride), splat_f32(load_f32(x + 4 * k + 8)), acc2)
@@ -208,6 +210,11 @@ def _gemv(codes: Codes) -> EntryPoint:
             weight_address = a.routing_weight + thread * a.expert_thread_stride
         weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
         end = weights + last * (a.pair_stride if a.gate else a.panel_bytes)
+        start = weights + first * (a.pair_stride if a.gate else a.panel_bytes)
+        for line in range(start, min(end, start + AHEAD), 64):
+            early(line)
+            if a.gate:
+                early(line + a.second_offset)
         for panel in range(first, last):
             column = panel * VECTOR
             if a.gate:

@@ -23,8 +23,10 @@ from ..common.access import step_at
 from ..common.partition import partition, rows_within
 from ..common.vector_math import constant
 from .epilogue import expert_rows, finish, gated_outputs, matmul_at
-from .gemv import AHEAD, STATS_BYTES
+from .gemv import STATS_BYTES
 from .unpack import CODES, unpack
+
+AHEAD = 4096  # prefetch distance in bytes
 
 ROW_SUMS = PANELS * VECTOR  # bytes of the accumulators of a row
 

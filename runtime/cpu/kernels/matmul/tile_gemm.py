@@ -8,8 +8,9 @@ dropped (2⁻¹⁶).
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
 bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit
 into the L2 cache, PAIRS pairs meet one part of their columns before the next, and their sums are kept
-meanwhile. Threads partition the blocks of rows, as far as that keeps each thread's rows in its cache or there
-are too few pairs of panels for all, and then the pairs. The order of sums does not depend on that.
+meanwhile. Blocks of rows are split as far as that keeps a thread's rows in its cache, or there are too few
+pairs of panels for all threads; then some pairs and a split are a task, and threads draw tasks one by one,
+since processors are not always equally fast. The order of sums does not depend on that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import loadv_f32, storev_f32
+from .....quant.jit.simd.threads import atomic_add
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.amx import AMX, TileUnit, store_columns, tile_functions
 from ...simd.amx_operands import high_part
@@ -43,7 +45,7 @@ from .quantize import quantize_at
 from .tile_weights import TILE_KINDS, unpack_tile
 
 MIN_BLOCKS = 4  # blocks of rows that an unpacked pair of panels should at least be multiplied with
-UNPACKING = 2  # blocks of rows that take as long to multiply as a pair of panels takes to unpack
+TASKS = 4  # tasks for each thread at least, if that is possible
 
 
 class Matrix(NamedTuple):
@@ -60,6 +62,14 @@ class Matrix(NamedTuple):
 def row_blocks(tiles: int) -> int:
     """Blocks of BLOCK_ROWS rows that so many tiles of ROWS rows make."""
     return (tiles + 1) // 2
+
+
+@jit
+def end_tasks(a: Any, s: Any, ticket: int, tasks: int) -> None:
+    """Note that a thread drew a ticket behind the last task. The last thread sets the counter back: every
+    thread draws one such ticket, and draws again only after a barrier."""
+    if ticket == tasks + s.n_threads - 1:
+        atomic_add(a.tickets, -ticket - 1)
 
 
 @kernel
@@ -188,41 +198,49 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
                                 finish_block(a, m, pair, m.first + 2 * i, slots + i * SUM_BYTES)
 
     @jit
-    def multiply_dense(a: Any, s: Any, state: int, thread: int, n: int, pairs: int) -> None:
+    def multiply_dense(a: Any, s: Any, state: int, n: int, pairs: int) -> None:
         """A thread's part of the product of one matrix with n rows."""
         tiles, groups = (n + ROWS - 1) // ROWS, a.width // GROUP
-        blocks = row_blocks(tiles)
-        splits = 1
+        blocks, splits = row_blocks(tiles), 1
         while blocks >= 2 * splits * MIN_BLOCKS and (
-            pairs * splits < 4 * s.n_threads
+            pairs * splits < TASKS * s.n_threads
             or (splits < s.n_threads and blocks * groups * STEP_BYTES > splits * PART_BYTES)
         ):
             splits *= 2
-        first, last = partition(pairs * splits, thread, s.n_threads)
-        for split in range(splits):
+        some = PAIRS
+        if blocks * groups * STEP_BYTES <= splits * PART_BYTES:
+            some = max(1, min(PAIRS, pairs * splits // (TASKS * s.n_threads)))
+        chunks = (pairs + some - 1) // some
+        task = atomic_add(a.tickets, 1)
+        while task < chunks * splits:
+            split, first = task // chunks, task % chunks * some
             low, high = partition(blocks, split, splits)
             m = Matrix(a.weights, 0, 2 * low, min(tiles, 2 * high), n)
-            multiply_pairs(a, m, state, max(first - split * pairs, 0), min(last - split * pairs, pairs))
+            multiply_pairs(a, m, state, first, min(pairs, first + some))
+            task = atomic_add(a.tickets, 1)
+        end_tasks(a, s, task, chunks * splits)
 
     @jit
-    def multiply_experts(a: Any, s: Any, state: int, thread: int, pairs: int) -> None:
+    def multiply_experts(a: Any, s: Any, state: int, pairs: int) -> None:
         """A thread's part of the products of all experts, each with its own rows."""
-        total = 0
+        used = 0
         for e in range(a.n_experts):
             low, high = expert_tiles(a, e, 0)
-            if low < high:
-                total += pairs * (row_blocks(high - low) + UNPACKING)
-        start, stop = partition(total, thread, s.n_threads)
+            used += 1 if low < high else 0
+        some = max(1, min(PAIRS, pairs * used // (TASKS * s.n_threads)))
+        chunks = (pairs + some - 1) // some
+        task, before = atomic_add(a.tickets, 1), 0
         for e in range(a.n_experts):
             low, high = expert_tiles(a, e, 0)
             if low == high:
                 continue
-            cost = row_blocks(high - low) + UNPACKING
-            first, last = (max(start, 0) + cost - 1) // cost, (max(stop, 0) + cost - 1) // cost
             m = Matrix(a.weights + e * a.expert_stride, e * a.bias_stride, low, high, high * ROWS)
-            multiply_pairs(a, m, state, min(first, pairs), min(last, pairs))
-            start -= pairs * cost
-            stop -= pairs * cost
+            while task < before + chunks:
+                first = (task - before) * some
+                multiply_pairs(a, m, state, first, min(pairs, first + some))
+                task = atomic_add(a.tickets, 1)
+            before += chunks
+        end_tasks(a, s, task, before)
 
     @kernel
     def gemm(arguments: int, step: int, thread: int) -> None:
@@ -235,9 +253,9 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
         begin(state)
         if a.n_experts > 0:
-            multiply_experts(a, s, state, thread, pairs)
+            multiply_experts(a, s, state, pairs)
         else:
-            multiply_dense(a, s, state, thread, n, pairs)
+            multiply_dense(a, s, state, n, pairs)
         end(state)
 
     return gemm

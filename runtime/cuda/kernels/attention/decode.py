@@ -35,6 +35,7 @@ from ...ptx import (
     thread,
     wait_copies,
     wait_copies_all_but_1,
+    wait_copies_all_but_2,
     wait_for_grid,
     warp_barrier,
 )
@@ -111,12 +112,12 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
         HD          dimensions of a head, a multiple of 16; as DP, VD and VP
         WARPS       of a block
         CHUNKS      blocks that share a key-value head
-        STAGES      2 or 3 tiles that a warp has room for
+        STAGES      2, 3 or 4 tiles that a warp has room for
         SINGLE_ROW  1: the step has one row. Older tokens were in the cache before the step, so that their
                     tiles are copied before the launches in front are done
         PLANNED     1: which split of which row a block takes is in a plan: see `split_plan.py`
         PREPARE     1: queries and keys are neither normed nor rotated yet, nor in the cache
-        EMIT        1: the result is also written in 8 bits
+        EMIT        1: the result is also written in 8 bits; 2: it is written as float16 instead
     """
     if PDL:
         launch_dependents()
@@ -227,7 +228,9 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
     acc = registers((HD // 8, 4), 0.0)
     stage = 0
     for tile in range(first, end, WARPS):
-        if STAGES == 3:
+        if STAGES == 4:
+            wait_copies_all_but_2()
+        elif STAGES == 3:
             wait_copies_all_but_1()
         else:
             wait_copies()

@@ -27,12 +27,14 @@ from ...ptx import (
     load_shared,
     load_shared_int,
     maximum,
+    pack_f16,
     shared,
     shift_right,
     store_float,
     store_int,
     store_shared,
     store_shared_int,
+    store_short,
     thread,
 )
 from ..common.common import store_quantized, warp_maximum, warp_sum
@@ -50,8 +52,10 @@ class SplitOutput(KernelArguments):
     partials: int
     counters: int  # int32 [rows, blocks of x]: blocks that are done; zeros before and after the launch
     out: Region  # float32 [rows, heads · VD]
-    codes: int  # `out` in 8 bits, see `common.emit_codes`
+    codes: int  # with EMIT = 1: `out` in 8 bits, see `common.emit_codes`
     heads: int
+    halves: int = 0  # with EMIT = 2: `out` as float16 in the order of `convert_to_f16` with WARPGROUPS
+    half_stride: int = 0  # bytes from row to row of these
 
 
 @device
@@ -166,9 +170,15 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
 
 @device
 def store_result(output: SplitOutput, row, head, dim, value):
-    """Store dimension `dim` of a head; with EMIT a warp also stores its 32 dimensions in 8 bits."""
+    """Store dimension `dim` of a head, with EMIT = 2 as float16; with EMIT = 1 a warp also stores its 32
+    dimensions in 8 bits.
+    """
     i = head * VD + dim
     if dim < VD:
-        store_float(output.out.address + row * output.out.stride + 4 * i, value)
-    if EMIT:
+        if EMIT == 2:  # column 4s + j + 2k of 16 becomes 8j + 2s + k
+            at = (i & -16) + 8 * (i & 1) + (shift_right(i, 1) & 6) + (shift_right(i, 1) & 1)
+            store_short(output.halves + row * output.half_stride + 2 * at, pack_f16(value, 0.0))
+        else:
+            store_float(output.out.address + row * output.out.stride + 4 * i, value)
+    if EMIT == 1:
         store_quantized(output.codes, output.heads * VD // 32, row, i, value)

@@ -1,8 +1,9 @@
 """Sums over several cards, which read and write each other's memory: see `ops.AllReduce`.
 
 Every card sums in the order of the cards, or one card sums for all, so that all have the same bits. A sum has
-a number, one more than that of the sum before it on all cards; a card that waits too long for another one
-ends with an error.
+a number, one more than that of the sum before it on all cards. A card that has waited too long for another
+goes on with wrong sums, and says so: its word `errors` and the host's `report` are 1 from then on, and later
+sums hardly wait.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ...ptx import (
     block_x,
     block_y,
     blocks_x,
+    cycles,
     fence_system,
     launch_dependents,
     load_acquire,
@@ -30,7 +32,6 @@ from ...ptx import (
     store_int,
     store_release,
     thread,
-    trap,
     wait_for_grid,
 )
 from .common import store_quantized, warp_sum
@@ -41,28 +42,51 @@ from .sums import SumArguments, begin_sum, send
 # card, in a test, so that the next launch must not take multiprocessors while this one waits.
 CARDS = ROWS = SENT = EMIT = TOKENS = SHARED = PDL = 0
 
-PATIENCE = 1 << 24  # times that a thread looks for what another card sends, more than ten seconds
+SOON = 1 << 22  # cycles, some milliseconds, after which a thread that waits for another card asks for errors
+PATIENCE = 1 << 34  # cycles, some ten seconds, after which it gives up
 FLAG_BYTES = 128  # from one flag to the next: a line of the cache
 
 
 @device
-def wait_for_flag(address, number):
+def patience_ends(until, errors, report):
+    """Of a wait that is not over yet: the cycle at which to ask again (0 at first), or -1 to give up."""
+    now = cycles()
+    if until == 0:
+        until = (now + SOON) & -2
+    elif now >= until:
+        if (until & 1) == 1 or load_acquire(errors) != 0:
+            store_release(errors, 1)
+            store_release(report, 1)
+            until = -1
+        else:
+            until = (now + PATIENCE) | 1
+    return until
+
+
+@device
+def wait_for_flag(address, number, errors, report):
     """Wait until a flag has the number of this sum."""
-    left = PATIENCE
-    while load_acquire(address) != number:
-        left = left - 1
-        if left == 0:
-            trap()
+    found = load_acquire(address)
+    until = 0
+    while found != number:
+        found = load_acquire(address)
+        if found != number:
+            until = patience_ends(until, errors, report)
+            if until == -1:
+                found = number
 
 
 class FewRowsArguments(KernelArguments):
     """Arguments of `all_reduce_few`. x is float32 [rows, width]. `codes` has the layout of `store_quantized`,
-    `norm_weight` is float32 [width], and `out_partials` float32 [rows, width / 32].
+    `norm_weight` is float32 [width], `out_partials` float32 [rows, width / 32], and
+    `errors` and `report` words of this card and of the host.
     """
 
     x: Region
     width: int
     sums: SumArguments
+    errors: int
+    report: int
     codes: int = 0
     norm_weight: int = 0
     out_partials: int = 0
@@ -98,12 +122,13 @@ def all_reduce_few(args: FewRowsArguments):
     if i < args.width:
         for j in static(CARDS):
             value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
-            left = PATIENCE
+            until = 0
             while flag != sent[0]:
                 value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
-                left = left - 1
-                if left == 0:
-                    trap()
+                if flag != sent[0]:
+                    until = patience_ends(until, args.errors, args.report)
+                    if until == -1:
+                        flag = sent[0]
             total = total + value
         store_float(at, total)
     if EMIT and i < args.width:  # uniform in a warp, since the width is a multiple of 32
@@ -122,7 +147,8 @@ def all_reduce_few(args: FewRowsArguments):
 class ManyRowsArguments(KernelArguments):
     """Arguments of `all_reduce_many`. `xs` are the addresses of x, float32 [rows, stride / 4], on all cards,
     int64 [CARDS], and `flags` those of their flags, FLAG_BYTES each: CARDS for "ready", CARDS for "done", and
-    a counter. `number` and `index` are as for `all_reduce_few`.
+    counters. `number` is the address of the number of the step's first sum, int32, and `index` what this one
+    has on top of it; `errors` and `report` are words of this card and of the host.
     """
 
     xs: int
@@ -133,15 +159,17 @@ class ManyRowsArguments(KernelArguments):
     number: int
     index: int
     flags: int
+    errors: int
+    report: int
 
 
 @device
-def tell_and_wait(flags, own, rank, first, number):
+def tell_and_wait(flags, own, rank, first, number, errors, report):
     """Set this card's flag on all cards, and wait for those of the others; a thread takes a card."""
     if thread() < CARDS and thread() != rank:
         fence_system()
         store_release(load_long(flags + 8 * thread()) + FLAG_BYTES * (first + rank), number)
-        wait_for_flag(own + FLAG_BYTES * (first + thread()), number)
+        wait_for_flag(own + FLAG_BYTES * (first + thread()), number, errors, report)
 
 
 def all_reduce_many(args: ManyRowsArguments):
@@ -160,9 +188,9 @@ def all_reduce_many(args: ManyRowsArguments):
             launch_dependents()
         wait_for_grid()
     if block_x() == 0:
-        tell_and_wait(args.flags, own, args.rank, 0, number)
+        tell_and_wait(args.flags, own, args.rank, 0, number, args.errors, args.report)
     elif thread() < CARDS and thread() != args.rank:
-        wait_for_flag(own + FLAG_BYTES * thread(), number)
+        wait_for_flag(own + FLAG_BYTES * thread(), number, args.errors, args.report)
     barrier()
     first = args.rows * args.rank // CARDS
     quads = (args.width + 3) // 4
@@ -192,4 +220,4 @@ def all_reduce_many(args: ManyRowsArguments):
                 fence_system()
                 to = load_long(args.flags + 8 * thread())
                 store_release(to + FLAG_BYTES * (CARDS + args.rank), number)
-                wait_for_flag(own + FLAG_BYTES * (CARDS + thread()), number)
+                wait_for_flag(own + FLAG_BYTES * (CARDS + thread()), number, args.errors, args.report)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
+    add_words,
     barrier,
     block_x,
     block_y,
@@ -45,6 +46,7 @@ from ...ptx import (
     wait_copies_all_but_3,
     wait_copies_all_but_4,
     wait_for_grid,
+    warp_barrier,
     wgmma_16,
     wgmma_32,
     wgmma_64,
@@ -88,49 +90,65 @@ class BatchMatmulArguments(KernelArguments):
 
 
 @device
-def copy_weights(tile, pieces, to, step):
-    """Start to copy a warp's tile of 16 matrix rows, 128 columns of it: the planes of unpack.py, one behind
-    the other.
-    """
+def planes_of(tile, pieces, step):
+    """The addresses that a lane copies from at a step: of each plane of a tile, and of its super-blocks."""
     lane = thread() & 31
-    for i in static((4 * PLANE_0 + 31) // 32):
-        if lane + 32 * i < 4 * PLANE_0:
-            copy_async(to + 16 * (lane + 32 * i), tile + (64 * PLANE_0 * step + 16 * (lane + 32 * i)), 16)
-    for i in static((4 * PLANE_1 + 31) // 32):
-        if lane + 32 * i < 4 * PLANE_1:
-            source = tile + (PLANE_0 * pieces + 64 * PLANE_1 * step + 16 * (lane + 32 * i))
-            copy_async(to + (64 * PLANE_0 + 16 * (lane + 32 * i)), source, 16)
-    for i in static((4 * PLANE_2 + 31) // 32):
-        if lane + 32 * i < 4 * PLANE_2:
-            source = tile + ((PLANE_0 + PLANE_1) * pieces + 64 * PLANE_2 * step + 16 * (lane + 32 * i))
-            copy_async(to + (64 * (PLANE_0 + PLANE_1) + 16 * (lane + 32 * i)), source, 16)
-    if SUPER_PLANE:
-        if lane < SUPER_PLANE:
-            source = tile + (
-                (PLANE_0 + PLANE_1 + PLANE_2) * pieces + 16 * SUPER_PLANE * (step >> 1) + 16 * lane
-            )
-            copy_async(to + (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * lane), source, 16)
+    return (
+        tile + (64 * PLANE_0 * step + 16 * lane),
+        tile + (PLANE_0 * pieces + 64 * PLANE_1 * step + 16 * lane),
+        tile + ((PLANE_0 + PLANE_1) * pieces + 64 * PLANE_2 * step + 16 * lane),
+        tile + ((PLANE_0 + PLANE_1 + PLANE_2) * pieces + 16 * lane),
+    )
 
 
 @device
-def copy_rows(source, x_stride, to, step, left):
+def copy_plane_part(to, source, inside):
+    """Copy 16 bytes if they are inside the plane."""
+    if inside:
+        copy_async(to, source, 16)
+
+
+@device
+def copy_weights(plane: registers(4), to, step):
+    """Start to copy a warp's tile of 16 matrix rows, 128 columns of it: the planes of unpack.py, one behind
+    the other. `plane` are the lane's addresses at this step, but for the super-blocks; `to` is its first 16
+    bytes.
+    """
+    lane = thread() & 31
+    for i in static((4 * PLANE_0 + 31) // 32):
+        if 32 * i + 32 <= 4 * PLANE_0:
+            copy_async(to + 512 * i, plane[0] + 512 * i, 16)
+        else:
+            copy_plane_part(to + 512 * i, plane[0] + 512 * i, lane < 4 * PLANE_0 - 32 * i)
+    if PLANE_1 == 8:
+        copy_async(to + 64 * PLANE_0, plane[1], 16)
+    elif PLANE_1:
+        copy_plane_part(to + 64 * PLANE_0, plane[1], lane < 4 * PLANE_1)
+    if PLANE_2:
+        copy_plane_part(to + 64 * (PLANE_0 + PLANE_1), plane[2], lane < 4 * PLANE_2)
+    if SUPER_PLANE:
+        source = plane[3] + 16 * SUPER_PLANE * (step >> 1)
+        copy_plane_part(to + 64 * (PLANE_0 + PLANE_1 + PLANE_2), source, lane < SUPER_PLANE)
+
+
+@device
+def copy_rows(source, line_stride, to, copied: registers((ROWS + 16 * GROUPS - 1) // (16 * GROUPS))):
     """Start to copy a thread's part of 128 columns of x, and close the group of copies of this step.
 
     A row's 64 columns are a line of eight pieces; the lines of the first 64 columns of all rows come before
-    those of the others. `source` and `to` are the thread's first piece. Only the first `left` rows are
-    copied, the others are zeros.
+    those of the others. `source` and `to` are the thread's first piece, `line_stride` is the way to the next
+    row that it copies. Of each row `copied` bytes of 16 are copied, the others are zeros.
     """
     if 16 * GROUPS > 2 * ROWS:
         if thread() < 16 * ROWS:
-            copy_async(to, source + 256 * step, 16 if left > 0 else 0)
+            copy_async(to, source, copied[0])
     elif 16 * GROUPS > ROWS:
-        copy_async(to, source + 256 * step, 16 if left > 0 else 0)
+        copy_async(to, source, copied[0])
     else:
         for i in static(ROWS // (16 * GROUPS)):
-            at = source + (16 * GROUPS * i) * x_stride + 256 * step
-            copied = 16 if left > 16 * GROUPS * i else 0
-            copy_async(to + 2048 * GROUPS * i, at, copied)
-            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), at + 128, copied)
+            copy_async(to + 2048 * GROUPS * i, source, copied[i])
+            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
+            source = source + line_stride
     commit_copies()
 
 
@@ -204,9 +222,14 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     x_tiles = (shared() + 1023) & -1024
     w_stage = 4 * GROUPS * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER_PLANE)
     w_tiles = x_tiles + STAGES * (256 * ROWS) + warp * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER_PLANE)
+    plane = registers(4)
+    plane[()] = planes_of(tile, pieces, begin)
     for s in static(STAGES - 1):
         if begin + s < end:
-            copy_weights(tile, pieces, w_tiles + s * w_stage, begin + s)
+            copy_weights(*plane[()], w_tiles + (s * w_stage + 16 * lane), begin + s)
+        plane[0] = plane[0] + 64 * PLANE_0
+        plane[1] = plane[1] + 64 * PLANE_1
+        plane[2] = plane[2] + 64 * PLANE_2
     if PDL:
         launch_dependents()
         wait_for_grid()
@@ -217,13 +240,17 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         if line >= ROWS:
             source = source + 128
         line = line & (ROWS - 1)
-    left = args.rows - (base + line)
-    source = source + (base + line) * args.x.stride
+    line_stride = 16 * GROUPS * args.x.stride
+    source = source + (base + line) * args.x.stride + 256 * begin
+    copied = registers((ROWS + 16 * GROUPS - 1) // (16 * GROUPS))
+    for i in static((ROWS + 16 * GROUPS - 1) // (16 * GROUPS)):
+        copied[i] = 16 if base + line + 16 * GROUPS * i < args.rows else 0
     for s in static(STAGES - 1):
         if begin + s < end:
-            copy_rows(source, args.x.stride, to + s * (256 * ROWS), begin + s, left)
+            copy_rows(source, line_stride, to + s * (256 * ROWS), *copied[()])
         else:
             commit_copies()
+        source = source + 256
     acc = registers(ROWS // 2, 0.0)
     f = registers((2, 2, 8))  # [half of the step, row g or g + 8, words]
     codes = registers((2, CODE_WORDS))
@@ -246,7 +273,8 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     for i in static(2):
         own[i] = pack_scales(*scale[i], 64 * begin + lane + 32 * i)
         f[0, i] = dequantize_front(*codes[i], *own[i], quad)
-    stage = 0
+    stage = add_words(0, 0)  # in 32 bits
+    free = add_words(STAGES - 1, 0)
     for step in range(begin, end):
         b = x_tiles + stage * (256 * ROWS)
         acc[()] = multiply(*acc[()], *f[0], b)
@@ -263,23 +291,27 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
             wait_copies_all_but_2()
         else:
             wait_copies_all_but_3()
-        fence_async_proxy()
-        barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
-        free = stage + (STAGES - 1)
-        if free >= STAGES:
-            free = free - STAGES
-        stage = stage + 1
+        before = stage
+        stage = add_words(stage, 1)
         if stage == STAGES:
-            stage = 0
-        later = step + (STAGES - 1)
-        if later < end:
-            copy_weights(tile, pieces, w_tiles + free * w_stage, later)
-            copy_rows(source, args.x.stride, to + free * (256 * ROWS), later, left)
-        else:
-            commit_copies()
+            stage = add_words(0, 0)
+        warp_barrier()  # a warp's weights are its own
         for i in static(2):
             codes[i] = LOAD_CODES(w_tiles + stage * w_stage, 64, lane + 32 * i)
             scale[i] = LOAD_SCALES(w_tiles + stage * w_stage, 64, lane + 32 * i)
+        fence_async_proxy()
+        barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
+        later = add_words(step, STAGES - 1)
+        if later < end:
+            copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
+            copy_rows(source, line_stride, to + free * (256 * ROWS), *copied[()])
+        else:
+            commit_copies()
+        plane[0] = plane[0] + 64 * PLANE_0
+        plane[1] = plane[1] + 64 * PLANE_1
+        plane[2] = plane[2] + 64 * PLANE_2
+        source = source + 256
+        free = before
         for i in static(2):
             own[i] = pack_scales(*scale[i], 64 * step + 64 + lane + 32 * i)
             f[0, i] = dequantize_front(*codes[i], *own[i], quad)

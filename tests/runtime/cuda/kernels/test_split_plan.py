@@ -49,9 +49,9 @@ def test_plan(n, budget, warps, window):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("window", "bits"), [(0, 16), (70, 16)])
-def test_attention(window, bits):
-    """Rows of three sequences, the longest of which needs several splits."""
+@pytest.mark.parametrize(("window", "bits", "emit"), [(0, 16, 0), (70, 16, 0), (0, 16, 2)])
+def test_attention(window, bits, emit):
+    """Rows of three sequences, the longest of which needs several splits; float32 or float16."""
     rng, kv_heads, heads, dims = np.random.default_rng(1), 2, 4, 32
     positions, sequences = np.array([3, 40, 300, 41], np.int32), np.array([1, 0, 2, 0], np.int32)
     table = np.array([[3, 0, 0, 0, 0], [1, 0, 0, 0, 0], [2, 0, 4, 6, 5]], np.int32)
@@ -59,15 +59,24 @@ def test_attention(window, bits):
     q = rng.standard_normal((4, heads * dims)).astype(np.float32)
     items = plan(positions, 5, 2, window)
     out = np.full((4, heads * dims), np.nan, np.float32)
+    halves = np.full((4, 128), np.nan, np.float16)
     partials, counters = np.full((9, heads, dims + 4), np.nan, np.float32), np.zeros((4, 2), np.int32)
     constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
-    constants |= {"CHUNKS": 1, "PAGE": 6, "SWIZZLE": 3, "STAGES": 2, "SOFTCAP": 0, "SINKS": 0, "EMIT": 0}
+    constants |= {"CHUNKS": 1, "PAGE": 6, "SWIZZLE": 3, "STAGES": 2, "SOFTCAP": 0, "SINKS": 0, "EMIT": emit}
     constants |= {"WINDOW": int(window > 0), "PDL": 0, "SINGLE_ROW": 0, "PREPARE": 0, "PLANNED": 1}
     arguments = DecodeAttentionArguments(
         q=matrix(q),
         cache=paged_cache(keys, values, table, sequences, positions),
         scores=score_arguments(0.0, window, np.zeros(1, np.float32)),
-        output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=0, heads=heads),
+        output=SplitOutput(
+            partials=partials,
+            counters=counters,
+            out=matrix(out),
+            codes=0,
+            heads=heads,
+            halves=halves,
+            half_stride=halves.strides[0],
+        ),
         kv_heads=kv_heads,
         k=0,
         v=0,
@@ -78,6 +87,9 @@ def test_attention(window, bits):
     for _ in range(2):
         run(decode_attention, constants, (kv_heads, len(items)), 64, arguments, 65536)
         assert not counters.any()
+    if emit:
+        assert np.isnan(out).all()
+        out = halves.reshape(4, 8, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(4, 128).astype(np.float32)
     for row, (position, sequence) in enumerate(zip(positions, sequences, strict=True)):
         seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
         for h in range(heads):
