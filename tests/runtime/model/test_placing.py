@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kukri.quant.block import QTensor
 from kukri.quant.errors import UnsupportedModel
 from kukri.quant.extras import how_to_install
+from kukri.quant.formats import FORMATS
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
+from kukri.runtime.cuda.lowering.support import device_bytes
 from kukri.runtime.engine.split import SplitMachine, split, weight_bytes
 from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.model.cpu_experts import apart
@@ -21,7 +24,7 @@ from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
 from kukri.runtime.model.source import open_source
-from kukri.runtime.ops import MoE
+from kukri.runtime.ops import Buffer, MatMul, MoE, Program
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
@@ -116,6 +119,15 @@ def room_for(folder, n: int) -> int:
     program = build_program(source.config, Weights(source.config, source.tensors))
     cut = len(program.layers) - 1 - n
     return cuda_memory_need(split(program, cut)[1] if cut else program, "auto").total(64)
+
+
+def test_need_counts_what_formats_grow_on_the_card():
+    """A matrix of Q4_K: 148 bytes for 256 weights, where the file has 144."""
+    form = FORMATS["Q4_K"]
+    weight = QTensor("w", form, (32, 512), np.zeros((32, form.row_bytes(512)), np.uint8))
+    assert (weight.n_bytes, device_bytes(weight)) == (64 * 144, 64 * 148)
+    program = Program((MatMul(Buffer("x", 512), Buffer("y", 32), weight),), (), (), Buffer("y", 32))
+    assert weight_bytes(program, device_bytes) == 64 * 148
 
 
 def test_auto_takes_the_layers_that_fit_and_says_so(gpu, folder):
