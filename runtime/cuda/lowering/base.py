@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .cards import CardGroup
 
 DECODE_ROWS = 16  # the most rows of a step that decode kernels take; steps of more rows are prefill
-FEW_ROWS = 16  # the most for which their products are faster than those with wgmma, on an H200
+FEW_ROWS = 8  # the most for which their products are faster than those with wgmma, on an H200
 ACTIVATIONS = {
     "silu": SILU,
     "gelu_tanh": GELU_TANH,
