@@ -33,7 +33,7 @@ class CpuExperts:
         try:
             for mixture in mixtures:
                 self._machines[id(mixture)] = CpuMachine(
-                    _program(mixture),
+                    program_of(mixture),
                     1,
                     max_rows=max_rows,
                     release=release,
@@ -67,7 +67,7 @@ class CpuExperts:
         self._team.close()
 
 
-def _program(mixture: MoE) -> Program:
+def program_of(mixture: MoE) -> Program:
     """The op by itself: what it reads comes from outside, what it writes stays for outside."""
     return Program(
         (mixture,),

@@ -121,15 +121,10 @@ class CpuMachine:
     def finish(self, at: int, values: Mapping[ops.Buffer, np.ndarray]) -> np.ndarray:
         """The logits of rows whose buffers hold `values` in front of op number `at`."""
         self._check_open()
-        n, run, step = len(next(iter(values.values()))), self._lowered.prefill, self._step
-        rows = np.arange(n, dtype=np.int32)
+        n, run = len(next(iter(values.values()))), self._lowered.prefill
         for buffer, content in values.items():
             self._lowered.arena.floats(buffer.name)[:n, : buffer.width] = content
-        step["n_rows"] = step["n_logits"] = n
-        step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
-        for name in ("tokens", "sequences", "positions", "logits_indices"):
-            step[name] = rows.ctypes.data
-        self._run(run.piece(at, len(self.program.ops)))
+        self._run_alone(run, run.piece(at, len(self.program.ops)), n)
         return run.result[:n]
 
     def transform(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -137,14 +132,19 @@ class CpuMachine:
         [rows, width] each: its `boundary_out` buffers, valid until the next call."""
         self._check_open()
         n = len(values[0])
-        run, step = self._lowered.steps_of(n), self._step
+        run = self._lowered.steps_of(n)
         self.write_boundary(values)
-        rows = np.arange(n, dtype=np.int32)
-        step["n_rows"], step["n_logits"], step["row_tile"] = n, n, run.row_tile
+        self._run_alone(run, run.instructions, n)
+        return self.read_boundary(n)
+
+    def _run_alone(self, run: StepList, instructions: np.ndarray, n: int) -> None:
+        """Run instructions of a list for `n` rows, all with logits, that belong to no sequence."""
+        step, rows = self._step, np.arange(n, dtype=np.int32)
+        step["n_rows"], step["n_logits"] = n, n
+        step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):
             step[name] = rows.ctypes.data
-        self._run(run.instructions)
-        return self.read_boundary(n)
+        self._run(instructions)
 
     def _check(self, batch: Batch, table: PageTable) -> None:
         """Raise ValueError for a batch that cannot run, and ModelClosed."""

@@ -254,7 +254,10 @@ ATTENTION = record(
     "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
     "sinks",  # float32 [heads], attention sink logits in units of ln 2
     "partials_stride",  # bytes from row to row of `partials`
-    # PREFILL_ATTENTIONS, MERGE_ROWS:
+    # Rows of a sequence in a step from which on it is TILE_ATTENTIONS' work and not PREFILL_ATTENTIONS'; 0:
+    # each of them computes all rows.
+    "tile_rows",
+    # PREFILL_ATTENTIONS, TILE_ATTENTIONS, MERGE_ROWS:
     "ends",  # int32 [rows], length of each row's sequence if attention reads both ways; 0: it is causal
     floats=(
         "scale",

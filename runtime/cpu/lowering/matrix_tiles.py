@@ -18,6 +18,9 @@ from .few_rows import SkinnyLowering
 FEW_LOGITS = 16  # rows whose logits are computed, up to which unpacking weights for tiles does not pay
 
 
+FEW_QUERIES = 32  # of the same keys, from which on it pays to unpack these for tiles
+
+
 class TilePrefillLowering(SkinnyLowering):
     """Lowers a program for steps of any number of rows: TILE_GEMMS multiply, and so do
     TILE_ATTENTIONS.
@@ -70,7 +73,9 @@ class TilePrefillLowering(SkinnyLowering):
     def _attend_to_cache(
         self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]
     ) -> None:
-        """Append the attention of the rows to the cache, in tiles."""
+        """Append the attention of the rows to the cache, in tiles where a sequence has enough rows."""
+        fields = fields | {"tile_rows": max(1, FEW_QUERIES * op.kv_heads // op.heads)}
+        super()._attend_to_cache(op, reads, out, fields)
         cache_type = self._config.cache_type
         n_bytes = tile_attention_bytes(cache_type, op.head_dim)
         scratch = self._arena.per_thread(f"tile attention {op.head_dim}", n_bytes)

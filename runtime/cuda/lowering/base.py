@@ -137,7 +137,8 @@ class LaunchBuilder:
     decode_rows: int = field(default=DECODE_ROWS, init=False)
 
     def __post_init__(self) -> None:
-        self.decode_rows = FEW_ROWS if self.device.warpgroups else DECODE_ROWS
+        alone = self.device.warpgroups and self.group is None
+        self.decode_rows = FEW_ROWS if alone else DECODE_ROWS
         self._ones = np.ones(self.capacity.max_rows, np.float32)  # scales of rows that need none
         for streams in stream_groups(self.cuda_ops):
             sizes = [4 * b.width for b in streams]

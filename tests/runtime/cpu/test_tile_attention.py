@@ -125,6 +125,24 @@ def test_several_sequences_in_one_step(kernels, kind):
     check(kind, out, np.stack(want))
 
 
+def test_sequences_with_few_rows_are_left_to_vectors(kernels):
+    """Each row is computed by one of the two kernels, whichever number of rows its sequence has."""
+    cache = TileCache("Q8_0", kernels=kernels, n_threads=2)
+    counts = {0: 3, 1: 40, 2: 1, 3: 16}
+    rows = [(s, p) for s, n in counts.items() for p in range(n)]
+    q, k, v = cache.rows(np.random.default_rng(9), len(rows))
+    for s, n in counts.items():
+        cache.table.extend(s, n)
+    plain = Cache.prefill(cache, rows, q, k, v)
+    cache.arguments["tile_rows"] = 16
+    tiles, vectors = cache.prefill(rows, q, k, v), Cache.prefill(cache, rows, q, k, v)
+    few = np.array([counts[s] < 16 for s, _ in rows])
+    assert (tiles[few] == 7.0).all()
+    assert (vectors[~few] == 7.0).all()
+    np.testing.assert_array_equal(vectors[few], plain[few])
+    assert np.sqrt(np.mean((tiles[~few] - plain[~few]) ** 2)) < 1e-2
+
+
 def test_both_directions(kernels):
     """Rows that see the whole sequence, within a window or without."""
     for window in (0, 40):

@@ -198,6 +198,7 @@ def test_a_mixture_of_formats(feed):
     machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
     got = feed(machine, PageTable(1), ids, (4, 1))
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    assert device.launched.count("two_matmuls") == 1  # in the step of one row
 
 
 @pytest.mark.slow

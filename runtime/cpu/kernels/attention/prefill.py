@@ -80,6 +80,20 @@ def _splits(a: Any, s: Any, lowest: int, highest: int) -> Any:
     return begin, length, begin // length, highest // length
 
 
+@jit
+def rows_for_others(a: Any, s: Any, row: int, tiles: bool) -> int:
+    """How many rows of a sequence, of which number `row` is the first in the step, another kernel takes.
+
+    Where there are matrix tiles, they take sequences of `tile_rows` rows and more; `tiles`: for their kernel.
+    """
+    if a.tile_rows == 0:
+        return 0
+    sequence, n = load_i32(s.sequences + 4 * row), 1
+    while row + n < s.n_rows and load_i32(s.sequences + 4 * (row + n)) == sequence:
+        n += 1
+    return n if (n < a.tile_rows) == tiles else 0
+
+
 def _prefill_kernel(kind: Codes) -> EntryPoint:
     """The kernel for one cache type."""
 
@@ -95,8 +109,14 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
         tile_heads = min(group, MAX_QUERIES)
         parts = (group + tile_heads - 1) // tile_heads
         m = scratch_at(a.scratch + thread * a.scratch_stride, MAX_QUERIES, padded_dim(a))
-        task, row, dim = 0, 0, padded_dim(a)
+        task, row, dim, before = 0, 0, padded_dim(a), -1
         while row < s.n_rows:
+            if load_i32(s.sequences + 4 * row) != before:
+                before = load_i32(s.sequences + 4 * row)
+                others = rows_for_others(a, s, row, False)
+                if others > 0:
+                    row += others
+                    continue
             n, sequence, lowest, highest = run_of_rows(a, s, row, MAX_QUERIES)
             begin, length, first, last = _splits(a, s, lowest, highest)
             splits = last - first + 1

@@ -27,7 +27,7 @@ from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.access import step_at
 from .kv_cache import KINDS, arguments_at, padded_dim, pieces
 from .kv_store import copy_padded
-from .prefill import run_of_rows, visible_end
+from .prefill import rows_for_others, run_of_rows, visible_end
 from .softmax import LOG2_E, initial_softmax
 from .tile_softmax import PAIR, reset_query, update_tile
 from .tile_unpack import unpack_keys, unpack_values
@@ -191,8 +191,14 @@ def tile_attention(kind: Codes, unit: TileUnit) -> EntryPoint:
         base = a.scratch + thread * a.scratch_stride
         m = tile_scratch_at(base, padded_dim(a), key_parts, value_parts)
         begin(m.unit)
-        task, row = 0, 0
+        task, row, before = 0, 0, -1
         while row < s.n_rows:
+            if load_i32(s.sequences + 4 * row) != before:
+                before = load_i32(s.sequences + 4 * row)
+                others = rows_for_others(a, s, row, True)
+                if others > 0:
+                    row += others
+                    continue
             n, sequence, lowest, highest = run_of_rows(a, s, row, queries)
             first = max(0, lowest - a.window + 1) if a.window > 0 else 0
             for part in range(a.kv_heads * parts):
