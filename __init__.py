@@ -234,10 +234,8 @@ def load(
       cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `devices`: the GPUs that share the model, by number: "0,1" or [0, 1]. Default: the first one, and where
       it has no room for the model all there are.
-    - `split_mode`: how several GPUs share it: by "layers", a part of them each, or by "tensors", where every
-      layer's work is divided, so that a token takes less time; "auto" is by tensors if model and GPUs can.
-    - `cpu_moe`: True to keep the experts of a mixture in the computer's memory, where the CPU computes them,
-      while the GPU has all else; or in how many layers, the first of those that have experts.
+    - `split_mode`: how several GPUs share it: by "layers", a part of them each, which "auto" is, or by
+      "tensors", where every layer's work is divided; that has not been seen to work on GPUs yet.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,

@@ -47,6 +47,7 @@ class Times:
     gaps: list[float] = field(default_factory=list)  # between two steps
     busy: list[float] = field(default_factory=list)  # the same, as the processor's time of the thread
     waits: list[float] = field(default_factory=list)  # for masks
+    masks: list[float] = field(default_factory=list)  # processor's time of the thread that computes them
     n_tokens: int = 0
     seconds: float = 0.0  # behind the prompt
 
@@ -59,6 +60,7 @@ class Clock:
         self._ended: tuple[float, float] | None = None  # the latest step's end: clock, processor's time
         self._run: Callable[..., Any] = scheduler.run_step
         self._masks: Callable[..., Any] = ConstrainedAnswer.masks
+        self._compute: Callable[..., Any] = ConstrainedAnswer._compute
 
     def install(self) -> None:
         scheduler.run_step = self.run_step  # type: ignore[assignment]
@@ -70,7 +72,14 @@ class Clock:
             clock.times.waits.append(time.perf_counter() - start)
             return found
 
+        def compute(answer: ConstrainedAnswer, drafted: Any) -> Any:
+            start = time.thread_time()
+            found = clock._compute(answer, drafted)
+            clock.times.masks.append(time.thread_time() - start)
+            return found
+
         ConstrainedAnswer.masks = masks  # type: ignore[method-assign]
+        ConstrainedAnswer._compute = compute  # type: ignore[method-assign]
 
     def begin(self, times: Times) -> None:
         """An answer begins, of the kind that `times` is for."""
@@ -232,6 +241,7 @@ def report(kinds: dict[str, Times]) -> None:
             ("between steps", times.gaps),
             ("… processor", times.busy),
             ("… waiting for masks", times.waits),
+            ("masks, processor", times.masks),
         ):
             if seconds:
                 micro = 1e6 * np.array(seconds)
@@ -247,6 +257,9 @@ def report(kinds: dict[str, Times]) -> None:
             f"a form adds, of a plain token ({1e6 * token:.0f} µs), {what}: "
             f"{between / token:.2%} between steps, {within / token:.2%} within them"
         )
+        work = 1e6 * (of(np.array(form.busy)) - of(np.array(plain.busy)))
+        mask = 1e6 * of(np.array(form.masks))
+        print(f"  processor's time: {work:.0f} µs between steps, and {mask:.0f} µs for the mask")
 
 
 def trimmed(values: np.ndarray) -> float:

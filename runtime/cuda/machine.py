@@ -173,7 +173,8 @@ class CudaMachine:
         """Compile the kernels of the usual steps, several at a time."""
         prefill_rows = {min(self.max_rows, 2 * DECODE_ROWS), self.max_rows}
         many = self.lowering.capacity.max_sequences > DECODE_ROWS
-        decode_rows = (1, 8, DECODE_ROWS, *((32, 64, 128) if many else ()))
+        # Of 2 and 4 rows, too: drafts make such steps, which would wait for kernels one by one.
+        decode_rows = (1, 2, 4, 8, DECODE_ROWS, *((32, 64, 128) if many else ()))
         vocab = self.program.logits.width
         self._kernels.compile_all(
             lambda: [

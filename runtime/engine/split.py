@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
@@ -283,13 +283,16 @@ def layer_bytes(program: Program) -> list[int]:
     return [matrix_bytes(program.ops[a:b]) for a, b in pairwise(starts)]
 
 
-def weight_bytes(program: Program) -> int:
-    """The size in bytes of all matrices of a program, each counted once."""
-    return matrix_bytes(program.ops)
+def weight_bytes(program: Program, size: Callable[[QTensor], int] | None = None) -> int:
+    """The size in bytes of all matrices of a program, each counted once: see `matrix_bytes`."""
+    return matrix_bytes(program.ops, size)
 
 
-def matrix_bytes(ops: Sequence[Op]) -> int:
-    """The size in bytes of all matrices of some ops, each counted once."""
+def matrix_bytes(ops: Sequence[Op], size: Callable[[QTensor], int] | None = None) -> int:
+    """The size in bytes of all matrices of some ops, each counted once.
+
+    `size` is what a matrix takes where it is kept, if that is not as much as in a file.
+    """
     sizes: dict[int, int] = {}
     for op in ops:
         for field in fields(op):
@@ -298,5 +301,5 @@ def matrix_bytes(ops: Sequence[Op]) -> int:
                 value = (*value.down, *value.up)
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, QTensor):
-                    sizes[id(tensor)] = tensor.n_bytes
+                    sizes[id(tensor)] = size(tensor) if size else tensor.n_bytes
     return sum(sizes.values())

@@ -29,22 +29,15 @@ LAYERS_PREFILL_ROWS = 512  # of a step where GPUs have a share of the layers: wh
 def on_cards(placing: Placing, first: Device, numbers: Sequence[int]) -> Model:
     """The model on the GPUs of these numbers, of which the first is open already.
 
-    They share the work of every layer, where the options leave that open and the model, the cards and their
-    memory allow it; else they have a share of the layers each. Raises NotEnoughMemory, CudaError, and
-    UnsupportedModel if the options want what cannot be; then all of them are closed.
+    Each has a part of the layers, or with the split mode "tensors" they share the work of every layer.
+    Raises NotEnoughMemory, CudaError, and UnsupportedModel for a model that cannot be shared in this way;
+    then all of them are closed.
     """
-    devices, mode = [first], placing.options.split_mode
+    devices = [first]
     try:
         devices += [open_device(number) for number in numbers[1:]]
-        if mode == "layers":
-            return _by_layers(placing, devices)
-        try:
-            return _by_tensors(placing, devices)
-        except (UnsupportedModel, NotEnoughMemory) as problem:
-            if mode == "tensors":
-                raise
-            placing.warn(f"{problem}; each card has a part of the layers instead")
-        return _by_layers(placing, devices)
+        by = _by_tensors if placing.options.split_mode == "tensors" else _by_layers
+        return by(placing, devices)
     except BaseException:
         for device in devices:
             device.close()

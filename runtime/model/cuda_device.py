@@ -27,10 +27,12 @@ def open_device(index: int) -> Device:
 
 def cuda_memory_need(program: Program, kv_type: str) -> MemoryNeed:
     """The GPU memory that a program needs. ValueError for a KV cache type that the CUDA machine has not."""
+    from ..cuda.lowering.support import device_bytes
     from ..cuda.machine import cache_type
 
     per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
-    return MemoryNeed(weight_bytes(program) + CUDA_OVERHEAD, per_token, state_bytes(program.state_layers))
+    weights = weight_bytes(program, device_bytes)
+    return MemoryNeed(weights + CUDA_OVERHEAD, per_token, state_bytes(program.state_layers))
 
 
 def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str], None]) -> Device | None:

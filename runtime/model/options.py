@@ -48,10 +48,8 @@ class LoadOptions:
       CPU. Default: all, or with "auto" as many as fit.
     - `devices`: the numbers of the GPUs that share the model, as the driver counts them, which then run all
       of it. Default: the first one, and where it has no room for the model all there are.
-    - `split_mode`: how several GPUs share a model: by "layers", one part of them each, or by "tensors", where
-      every layer's work is divided. "auto" is by tensors if model and cards allow it.
-    - `cpu_moe`: in how many layers, the first of those that have experts, these stay in the computer's
-      memory, where the CPU computes them, while a GPU has all else; ALL_LAYERS for all of them.
+    - `split_mode`: how several GPUs share a model: by "layers", one part of them each, which "auto" is, or by
+      "tensors", where every layer's work is divided.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 

@@ -47,7 +47,8 @@ class CudaKernel(Generic[Arguments]):
     The kernel is the function `name` of the module `module`, counted from kernels/; both are strings, so that
     a kernel can be sent to another process and gives the same file name in each. `kernel` makes one of the
     function itself, from which type checkers know its argument record. The constant FORMAT, the name of a
-    block format, stands for the constants of `kernels/matmul/unpack.READERS[FORMAT]`.
+    block format, stands for the constants of `kernels/matmul/unpack.READERS[FORMAT]`; FORMAT_SECOND for
+    those of another format, with _SECOND behind their names (see `stage.second`).
     """
 
     module: str
@@ -69,6 +70,10 @@ class CudaKernel(Generic[Arguments]):
             from ..kernels.matmul.unpack import READERS
 
             found |= READERS[name]
+        if name := found.pop("FORMAT_SECOND", None):
+            from ..kernels.matmul.unpack import READERS
+
+            found |= {f"{constant}_SECOND": value for constant, value in READERS[name].items()}
         return found
 
     def ptx(self, capability: tuple[int, int]) -> str:

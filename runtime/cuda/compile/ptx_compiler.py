@@ -14,7 +14,7 @@ from numba.cuda import dispatcher
 from numba.cuda.extending import intrinsic
 
 from ..ptx import Instruction
-from .stage import parameter_types, stage
+from .stage import constants_for, parameter_types, stage
 
 _TYPES = {"r": types.int32, "l": types.int64, "f": types.float32}
 _SHARED = "dynamic_shared"
@@ -72,7 +72,7 @@ def _resolve(capability: tuple[int, int], used: Any, constants: Mapping[str, Any
     if isinstance(used, Instruction):
         return _intrinsic(used)
     if getattr(used, "on_device", False):
-        return _device_function(used, tuple(sorted(constants.items())), capability)
+        return _device_function(used, tuple(sorted(constants_for(used, constants).items())), capability)
     return used
 
 

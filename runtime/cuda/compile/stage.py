@@ -26,6 +26,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from ..abi.arguments import is_record, leaves
@@ -37,6 +38,22 @@ def device(function: Function) -> Function:
     """Mark a function that kernels may call: calls are inlined."""
     function.on_device = True  # type: ignore[attr-defined]
     return function
+
+
+def second(function: Function) -> Function:
+    """The same device function, staged for the constants whose names end in _SECOND."""
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__)
+    copy.__annotations__ = function.__annotations__
+    copy.second = True  # type: ignore[attr-defined]
+    return device(copy)
+
+
+def constants_for(function: Function, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The constants that a device function is staged for, where its caller is staged for `constants`."""
+    found = dict(constants)
+    if getattr(function, "second", False):
+        found |= {k.removesuffix("_SECOND"): v for k, v in found.items() if k.endswith("_SECOND")}
+    return found
 
 
 def static(*bounds: int) -> range:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .cards import CardGroup
 
 DECODE_ROWS = 16  # the most rows of a step that decode kernels take; steps of more rows are prefill
-FEW_ROWS = 16  # the most for which their products are faster than those with wgmma, on an H200
+FEW_ROWS = 8  # the most for which their products are faster than those with wgmma, on an H200
 ACTIVATIONS = {
     "silu": SILU,
     "gelu_tanh": GELU_TANH,
@@ -137,7 +137,8 @@ class LaunchBuilder:
     decode_rows: int = field(default=DECODE_ROWS, init=False)
 
     def __post_init__(self) -> None:
-        self.decode_rows = FEW_ROWS if self.device.warpgroups else DECODE_ROWS
+        alone = self.device.warpgroups and self.group is None
+        self.decode_rows = FEW_ROWS if alone else DECODE_ROWS
         self._ones = np.ones(self.capacity.max_rows, np.float32)  # scales of rows that need none
         for streams in stream_groups(self.cuda_ops):
             sizes = [4 * b.width for b in streams]

@@ -17,7 +17,7 @@ from ..kernels.common.sums import SumArguments
 from ..kernels.matmul import batch_sm90, decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
 from ..kernels.matmul.batch_sm90 import BatchMatmulArguments
 from ..kernels.matmul.decode_epilogue import EpilogueArguments
-from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
+from ..kernels.matmul.decode_matmul import DecodeMatmulArguments, TwoMatmulArguments
 from ..kernels.matmul.floats import FloatMatmulArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..kernels.matmul.prefill_sm90 import GatedPrefillArguments
@@ -25,7 +25,7 @@ from ..weights.upload import Matrix
 from .base import QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import BATCH_ROWS, GATED_TILE, BatchTile, PrefillTile
+from .tuning import BATCH_ROWS, GATED_TILE, BatchTile, DecodeTile, PrefillTile
 
 SM80_TILE = 128  # outputs and rows of a block of prefill_matmul_sm80
 SM80_SHARED_BYTES = 65536
@@ -51,6 +51,32 @@ class SentSum:
 
 
 @dataclass(frozen=True)
+class DecodeProduct:
+    """A decode product: its format, the kernel's other constants, its tile, blocks and arguments, and the
+    label of its launch.
+    """
+
+    name: str
+    constants: Mapping[str, int]
+    tile: DecodeTile
+    n_blocks: int
+    arguments: DecodeMatmulArguments
+    label: str
+
+    def joins(self, first: DecodeProduct) -> bool:
+        """Whether one launch can compute this product and an earlier one: of the same rows, if neither
+        reads what the other writes.
+        """
+        return (
+            self.name != first.name
+            and self.tile == first.tile
+            and self.constants == first.constants
+            and not (self.constants["EMIT"] or self.constants["ACCUMULATE"] or self.constants.get("CARDS"))
+            and (self.arguments.x, self.arguments.rows) == (first.arguments.x, first.arguments.rows)
+        )
+
+
+@dataclass(frozen=True)
 class DecodeOutput:
     """What the epilogue of a decode product does: constants (BIAS, ACCUMULATE, STORE, KIND), the address of
     the bias, the float32 result, the address for the quantised result (or 0), the norm that follows with the
@@ -67,7 +93,16 @@ class DecodeOutput:
 
 
 class MatMulLowering(NormLowering):
-    """Launches of JoinedMatMul and GatedMatMul."""
+    """Launches of JoinedMatMul and GatedMatMul.
+
+    `_product` is the decode product launched last, behind so many launches; with `_together`, two products
+    may be one launch.
+    """
+
+    def _begin(self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool) -> None:
+        super()._begin(n_rows, n_logits, all_logits, one_prompt)
+        self._product: tuple[int, DecodeProduct] | None = None
+        self._together = True
 
     def _quantize(self, buffer: ops.Buffer) -> QuantizedRows:
         """A buffer's quantised rows; launches the quantisation unless they are there already."""
@@ -194,11 +229,41 @@ class MatMulLowering(NormLowering):
             rows=n,
             epilogue=epilogue,
         )
-        kernel = self._kernel(decode_matmul.decode_matmul, 32 * tile.WARPS, FORMAT=name, **constants)
-        kernel = replace(kernel, resident=tile.resident)
-        grid = (-(-n_out // tile.outputs(matrices)),)
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        self._emit(kernel, grid, arguments, 64 * tile.WARPS * tile.M * tokens, label)
+        self._emit_decode(
+            DecodeProduct(name, constants, tile, -(-n_out // tile.outputs(matrices)), arguments, label)
+        )
+
+    def _emit_decode(self, product: DecodeProduct) -> None:
+        """A launch of a product, or one of it and the product of the launch before, in the place of that, if
+        they go together: small matrices, such as those of v in mixtures of formats, hardly take time then.
+        """
+        tile, shared = product.tile, 64 * product.tile.WARPS * product.tile.M * product.constants["TOKENS"]
+        before, self._product = self._product, (len(self._launches), product)
+        if self._together and before and before[0] == len(self._launches) - 1 and product.joins(before[1]):
+            first = before[1]
+            kernel = self._kernel(
+                decode_matmul.two_matmuls,
+                32 * tile.WARPS,
+                FORMAT=first.name,
+                FORMAT_SECOND=product.name,
+                **product.constants,
+            )
+            both = TwoMatmulArguments(
+                first=first.arguments, second=product.arguments, n_blocks=first.n_blocks
+            )
+            self._launches.pop()
+            self._product = None
+            kernel = replace(kernel, resident=tile.resident)
+            self._emit(
+                kernel, (first.n_blocks + product.n_blocks,), both, shared, f"{first.label} {product.label}"
+            )
+            return
+        kernel = self._kernel(
+            decode_matmul.decode_matmul, 32 * tile.WARPS, FORMAT=product.name, **product.constants
+        )
+        kernel = replace(kernel, resident=tile.resident)
+        self._emit(kernel, (product.n_blocks,), product.arguments, shared, product.label)
 
     def _prefill_matmul(
         self,

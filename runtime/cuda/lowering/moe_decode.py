@@ -6,7 +6,7 @@ A pair is a (row, choice): each of a row's `top` choices takes one matrix out of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -224,6 +224,7 @@ class PairLowering(MatMulLowering):
         }
         constants |= experts.activation
         kernel = self._kernel(moe_matmul.moe_decode_matmul, 32 * tile.WARPS, FORMAT=name, **constants)
+        kernel = replace(kernel, resident=tile.resident)
         arguments = MoeDecodeArguments(
             weights=matrix.address,
             other=other.address if other else 0,

@@ -8,13 +8,18 @@ from ....quant.block import QTensor
 from ....quant.errors import UnsupportedModel
 from ... import ops
 from ...ops.fused import GatedMatMul
-from ..weights.packing import PARTS
+from ..weights.packing import PARTS, packed_bytes
 from .fusing import CudaOp, JoinedMatMul, stream_groups
 
 
 def unsupported(op: object) -> UnsupportedModel:
     """The exception for an op without a CUDA kernel."""
     return UnsupportedModel(f"the CUDA machine cannot run this model: it has no {type(op).__name__} yet")
+
+
+def device_bytes(weight: QTensor) -> int:
+    """Bytes that a matrix takes in GPU memory: some formats grow."""
+    return packed_bytes(weight)
 
 
 def matrices(op: CudaOp) -> list[tuple[QTensor, ...]]:

@@ -201,7 +201,7 @@ class Tuning:
     def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
         """The tile for a pair of a row and an expert, of about eight in a launch."""
         parts = 8 if matrices == 2 and n_out < 1024 else 4
-        return DecodeTile(2 * matrices, parts, parts).fitting(blocks)
+        return DecodeTile(2 * matrices, parts, parts, 16 // parts if matrices == 1 else 1).fitting(blocks)
 
     def batch(
         self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int

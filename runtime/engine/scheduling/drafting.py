@@ -15,6 +15,7 @@ from .batching import Rows
 from .placement import Limits
 from .sequence import NO_SLOT, Sequence
 
+MOST_DRAFTING = 32  # sequences in a step: with more of them, drafts take longer than they can save
 MOST_AGAIN = 4  # ids that are computed again beside drafts, where a recurrent state has gone back
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Drafting:
         """Draft for the sequences that are about to decode. The drafter may run a machine of its own."""
         self.seconds = 0.0
         decoding = [s for s in running if not s.paused and not s.prefilling]
+        if len(decoding) > MOST_DRAFTING:
+            return
         wishes, asking = list[Wish](), list[SequenceDrafts]()
         for sequence in decoding:
             drafts = sequence.drafts
@@ -74,7 +77,9 @@ class Drafting:
 
     def take(self, sequence: Sequence, n_decoding: int) -> list[int]:
         """The ids that are drafted for a sequence, in a step of `n_decoding` that decode."""
-        if sequence.drafts is None or not self._may_draft(sequence) or self._limits.alone:
+        if n_decoding > MOST_DRAFTING or self._limits.alone:
+            return []
+        if sequence.drafts is None or not self._may_draft(sequence):
             return []
         return sequence.drafts.take(sequence.ids, self._most(sequence, n_decoding))
 

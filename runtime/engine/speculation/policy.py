@@ -88,8 +88,8 @@ class Acceptance:
         those without drafts it promises. (0, MARGIN) if drafting does not pay.
 
         `cost(n)` is what a sequence costs in a step with n drafted ids, and to draft them, in what it costs
-        without; it does not fall with n. The first id is right as often as drafts of `kind` are, those behind
-        as often as those of `following`.
+        without: 1 at least. The first id is right as often as drafts of `kind` are, those behind as often as
+        those of `following`.
         """
         first, then = self._rates[kind], self._rates[following]
         endless = 1.0 / max(1.0 - then, 1e-9)  # ids of a draft without end, if its first one is right
@@ -97,11 +97,10 @@ class Acceptance:
         for n in range(1, most + 1):
             tokens += right
             right *= then
-            costs = cost(n)
-            gain = tokens / costs
+            gain = tokens / cost(n)
             if gain > best:
                 best, length = gain, n
-            if tokens + right * endless <= best * costs:  # what more ids could bring at most, at no cost
+            if tokens + right * endless <= best:  # what more ids could bring, if they cost nothing
                 break
         return length, best
 

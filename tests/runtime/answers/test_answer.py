@@ -239,6 +239,40 @@ def test_greedy_tokens_are_the_same_with_all_of_it():
     assert answer.generation.tokens == tokens
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("script", "fields"),
+    [
+        (f"<think>Hm, ä 🦊.</think>Let me see.\n{CALL}\n{CALL}", {"tools": [F]}),
+        (CALL + CALL, {"tools": [F], "parallel_tool_calls": False}),
+        ("<think>Hm.</think>One, two, three, four.", {"stop": ["o, t", "three"]}),
+        ("naïve 🦊" * 9, {"logprobs": 2}),
+        ("plain " * 30, {"max_tokens": 100}),
+    ],
+)
+def test_batches_are_what_there_is_token_by_token(script, fields, seconds):
+    """However many tokens are there when a batch is read."""
+
+    async def read(answer: Answer) -> list:
+        return [event async for batch in answer.batches(seconds) for event in batch]
+
+    fields = {"temperature": 0, **fields}
+    one_by_one = thinking_model(script).answer("x", **fields)
+    expected = list(one_by_one)
+    answer = thinking_model(script).answer("x", **fields)
+    events = asyncio.run(read(answer))
+    for kind in (TextDelta, ThinkingDelta):
+        found, wanted = ([e for e in each if isinstance(e, kind)] for each in (events, expected))
+        assert "".join(e.text for e in found) == "".join(e.text for e in wanted)
+        ids = ([token.id for e in each for token in e.token_events] for each in (found, wanted))
+        assert next(ids) == next(ids)
+    assert (answer.text, answer.thinking) == (one_by_one.text, one_by_one.thinking)
+    assert [(c.name, c.arguments) for c in answer.tool_calls] == [
+        (c.name, c.arguments) for c in one_by_one.tool_calls
+    ]
+    assert (events[-1].reason, answer.stop_string) == (expected[-1].reason, one_by_one.stop_string)
+
+
 def test_an_answer_goes_on_from_its_beginning():
     begun = [*b"<think>Hm"]
     model = thinking_model(", so.</think>Yes.")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from kukri.runtime.cuda.compile.stage import stage
+from kukri.runtime.cuda.compile.stage import constants_for, stage
 from kukri.runtime.cuda.ptx import Instruction
 
 _BLOCK = 1024  # the most threads of a block
@@ -69,7 +69,7 @@ def _resolve(found: Any, constants: Mapping[str, Any]) -> Any:
     if isinstance(found, Instruction):
         return _TOGETHER.get(found.name, found.meaning)
     if getattr(found, "on_device", False):
-        return _staged(found, tuple(sorted(constants.items())))
+        return _staged(found, tuple(sorted(constants_for(found, constants).items())))
     return found
 
 

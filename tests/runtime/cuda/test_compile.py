@@ -23,6 +23,7 @@ from kukri.runtime.cuda.kernels.recurrent import conv, delta, delta_prefill, sca
 DECODE = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 DECODE |= {"STORE": 1, "KIND": 1}
 SENDS = DECODE | {"CARDS": 2, "ROWS": 16, "STORE": 0}
+TWO_FORMATS = {"FORMAT": "Q4_K", "FORMAT_SECOND": "Q6_K"}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "MIN_SPLIT": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
@@ -75,6 +76,7 @@ KERNELS = [
     kernel(quantize.convert_to_f16, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **DECODE),
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE),
+    kernel(decode_matmul.two_matmuls, 128, PDL=0, M=2, TOKENS=1, **(DECODE | TWO_FORMATS)),
     kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
     kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, **BATCH),

@@ -12,7 +12,6 @@ from __future__ import annotations
 from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
-    block_x,
     load_constant,
     load_float,
     load_shared,
@@ -53,7 +52,7 @@ class EpilogueArguments(KernelArguments):
 
 
 @device
-def load_epilogue(rows, outputs, n_out, args: EpilogueArguments):
+def load_epilogue(block, rows, outputs, n_out, args: EpilogueArguments):
     """Load what a warp needs in `decode_epilogue` for its first row and first 32 outputs.
 
     Called before the product, so that these loads are hidden behind it. Returns seven registers: four sums of
@@ -62,7 +61,7 @@ def load_epilogue(rows, outputs, n_out, args: EpilogueArguments):
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     loaded = registers(7, 0.0)
-    at = block_x() * outputs + lane
+    at = block * outputs + lane
     if warp < rows:
         if NORMED:
             for k in static(4):
@@ -80,9 +79,9 @@ def load_epilogue(rows, outputs, n_out, args: EpilogueArguments):
 
 @device
 def decode_epilogue(
-    loaded: registers(7), sent: registers(1 + CARDS), rows, outputs, n_out, args: EpilogueArguments
+    loaded: registers(7), sent: registers(1 + CARDS), block, rows, outputs, n_out, args: EpilogueArguments
 ):
-    """Finish this block's `outputs` outputs of all rows; warp w takes rows w, w + WARPS, ….
+    """Finish the `outputs` outputs of block number `block` of all rows; warp w takes rows w, w + WARPS, ….
 
     The partial sums are in shared memory: float32 [rows, KS, 1 + GATED, outputs]. `loaded` is what
     `load_epilogue` returned, `sent` what `begin_sum` did.
@@ -101,7 +100,7 @@ def decode_epilogue(
                 squares = squares + load_float(args.partials + 4 * (n * args.n_partials + i))
             factor = factor * rsqrt(warp_sum(squares) * args.inverse_width + args.eps)
         for i in range(lane, (outputs + 31) // 32 * 32, 32):
-            at = block_x() * outputs + i
+            at = block * outputs + i
             value = 0.0
             if i < outputs and at < n_out:
                 for k in static(KS):

@@ -7,7 +7,7 @@ These products are limited by the memory bandwidth. Weights go from global memor
 from __future__ import annotations
 
 from ...abi.arguments import KernelArguments
-from ...compile.stage import registers, static
+from ...compile.stage import device, registers, second, static
 from ...ptx import (
     barrier,
     block_x,
@@ -49,16 +49,9 @@ class DecodeMatmulArguments(KernelArguments):
     epilogue: EpilogueArguments
 
 
-def decode_matmul(args: DecodeMatmulArguments):
-    """out = x @ weightsᵀ, or with GATED f(x @ weightsᵀ) · (x @ otherᵀ), and what the epilogue adds.
-
-    Grid: (⌈n_out / outputs⌉,), blocks of 32 · WARPS threads, where outputs = WARPS / KS · 16 · M / (1 +
-    GATED). Groups of KS warps take M tiles of 16 matrix rows, with GATED M / 2 tiles of each matrix, and each
-    warp of a group takes every KS-th chunk of columns. The partial sums go to shared memory, float32 [TOKENS,
-    KS, 1 + GATED, outputs], where the epilogue adds them.
-    """
-    if PDL:
-        launch_dependents()
+@device
+def multiply(args: DecodeMatmulArguments, block):
+    """Compute the outputs of block number `block` of a product."""
     lane = thread() & 31
     sub = lane & 3
     warp = shift_right(thread(), 5)
@@ -66,7 +59,7 @@ def decode_matmul(args: DecodeMatmulArguments):
     part = warp - group * KS
     tile = registers(M)
     for m in static(M):
-        at = (block_x() * (WARPS // KS) + group) * (M // (1 + GATED)) + m % (M // (1 + GATED))
+        at = (block * (WARPS // KS) + group) * (M // (1 + GATED)) + m % (M // (1 + GATED))
         if 16 * at >= args.n_out:
             at = shift_right(args.n_out - 1, 4)
         if m < M // (1 + GATED):
@@ -85,7 +78,7 @@ def decode_matmul(args: DecodeMatmulArguments):
     else:
         warp_barrier()
     before = registers(7)
-    before[()] = load_epilogue(args.rows, outputs, args.n_out, args.epilogue)
+    before[()] = load_epilogue(block, args.rows, outputs, args.n_out, args.epilogue)
     if TOKENS <= 4:
         acc = registers((M, 2))
         acc[()] = decode_mma_4(*tile[()], *loaded[()], args.x, args.blocks, part)
@@ -111,4 +104,42 @@ def decode_matmul(args: DecodeMatmulArguments):
                     at = at * outputs + first + (16 * (m % (M // (1 + GATED))) + 8 * (i // 2))
                     store_shared(shared() + 4 * at, acc[m, n, i])
     barrier()
-    decode_epilogue(*before[()], *sent[()], args.rows, outputs, args.n_out, args.epilogue)
+    decode_epilogue(*before[()], *sent[()], block, args.rows, outputs, args.n_out, args.epilogue)
+
+
+multiply_second = second(multiply)
+
+
+def decode_matmul(args: DecodeMatmulArguments):
+    """out = x @ weightsᵀ, or with GATED f(x @ weightsᵀ) · (x @ otherᵀ), and what the epilogue adds.
+
+    Grid: (⌈n_out / outputs⌉,), blocks of 32 · WARPS threads, where outputs = WARPS / KS · 16 · M / (1 +
+    GATED). Groups of KS warps take M tiles of 16 matrix rows, with GATED M / 2 tiles of each matrix, and each
+    warp of a group takes every KS-th chunk of columns. The partial sums go to shared memory, float32 [TOKENS,
+    KS, 1 + GATED, outputs], where the epilogue adds them.
+    """
+    if PDL:
+        launch_dependents()
+    multiply(args, block_x())
+
+
+class TwoMatmulArguments(KernelArguments):
+    """Arguments of `two_matmuls`: those of both products, and the number of blocks of the first."""
+
+    first: DecodeMatmulArguments
+    second: DecodeMatmulArguments
+    n_blocks: int
+
+
+def two_matmuls(args: TwoMatmulArguments):
+    """Two products as `decode_matmul` computes them, of the same rows with matrices of different formats:
+    the constants of the second format have names that end in _SECOND.
+
+    Grid: (blocks of the first product + blocks of the second,).
+    """
+    if PDL:
+        launch_dependents()
+    if block_x() < args.n_blocks:
+        multiply(args.first, block_x())
+    else:
+        multiply_second(args.second, block_x() - args.n_blocks)

@@ -7,7 +7,7 @@ import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
 from kukri.runtime.cuda.kernels.common.sums import SumArguments
-from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul
+from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul, two_matmuls
 from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16, quantize
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import silu
@@ -92,6 +92,29 @@ def test_formats(name, n):
     multiply(n, constants, [tensor], 19, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0])
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("formats", "n"), [(("Q4_K", "Q6_K"), 1), (("Q8_0", "Q4_0"), 3)])
+def test_two_formats(formats, n):
+    """Two products in one launch, with matrices of different formats and sizes."""
+    rng, tokens = np.random.default_rng(2), padded(n)
+    tensors = [random_tensor(formats[0], 48, 512, 1), random_tensor(formats[1], 19, 512, 2)]
+    x = rng.standard_normal((n, 512)).astype(np.float32)
+    raw, values = quantized(x, tokens)
+    constants = PLAIN | {"M": 1, "KS": 2, "WARPS": 2, "TOKENS": tokens} | READERS[formats[0]]
+    constants |= {f"{name}_SECOND": value for name, value in READERS[formats[1]].items()}
+    outs = [np.full((n, t.shape[0]), np.nan, np.float32) for t in tensors]
+    arguments: list[object] = []
+    matrices = [packed(t) for t in tensors]
+    for matrix, out in zip(matrices, outs, strict=True):
+        n_out = out.shape[1]
+        epilogue = [0, 0, 1.0, 1.0, 0, out, 4 * n_out, 0, 0, 0, *SumArguments()]
+        arguments += [matrix, 0, matrix.shape[1], 16, n_out, raw, n, *epilogue]
+    run(two_matmuls, constants, (3 + 2,), 64, [*arguments, 3], 64 * 2 * tokens)
+    for tensor, out in zip(tensors, outs, strict=True):
+        expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits
 from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.scheduling import drafting
 from kukri.runtime.engine.speculation.ngram import FOLLOWING, NgramDraft
 from kukri.runtime.engine.speculation.policy import MOST_DRAFTED, Acceptance, StepCosts
 from kukri.runtime.engine.speculation.speculation import SequenceDrafts
@@ -94,6 +95,17 @@ def test_sequences_beside_each_other_speculate_too():
     assert sum(generation.stats.accepted_tokens for generation in generations) > 50
     engine.reset()
     assert engine.table.free_pages == engine.table.n_pages
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_steps_of_many_sequences_have_no_drafts(monkeypatch, most):
+    monkeypatch.setattr(drafting, "MOST_DRAFTING", most)
+    engine, plain = new_engine(), new_engine(speculate=False)
+    generations = [engine.submit(prompt_of(seed), params(n)) for seed, n in enumerate((30, 90))]
+    expected = [list(plain.submit(prompt_of(seed), params(n))) for seed, n in enumerate((30, 90))]
+    assert [list(generation) for generation in generations] == expected
+    # With 1, the longer answer is drafted for when the other one has ended.
+    assert (generations[1].stats.drafted_tokens > 0) == (most > 0)
 
 
 def test_drafts_take_no_pages_from_anybody():
