@@ -31,7 +31,7 @@ GEMVS = _kernels("matmul.gemv", "GEMVS", PLANES)
 GEMMS = _kernels("matmul.gemm", "GEMMS", _BLOCKS)
 SKINNY_GEMMS = _kernels("matmul.skinny_gemm", "SKINNY_GEMMS", _BLOCKS)
 FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
-TILE_GEMMS = _kernels("matmul.tile_gemm", "TILE_GEMMS", PLANES)
+TILE_GEMMS = _kernels("matmul.tile_gemm", "TILE_GEMMS", [*_BLOCKS, "F16", "BF16"])
 
 # By cache type.
 KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)

@@ -22,8 +22,10 @@ FEW_QUERIES = 32  # of the same keys, from which on it pays to unpack these for 
 
 
 class TilePrefillLowering(SkinnyLowering):
-    """Lowers a program for steps of any number of rows: TILE_GEMMS multiply, and so do
-    TILE_ATTENTIONS.
+    """Lowers a program for steps of any number of rows: TILE_GEMMS multiply, and so do TILE_ATTENTIONS.
+
+    What has float32 weights is computed in float32: such matrices, a mixture's router among them, and the
+    attention of a model that has no others.
 
     The rows whose logits are computed, of which a prompt has one, but a text to be evaluated many, go through
     the skinny gemm if they are few.
@@ -32,7 +34,7 @@ class TilePrefillLowering(SkinnyLowering):
     expert_tile = ROWS
 
     def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
-        if x.width % GROUP:  # only float weights can have such a width
+        if kind not in TILE_GEMMS or x.width % GROUP:  # only float weights can have such a width
             super()._matmul(x, out, kind, values)
             return
         may_be_few = x.logits_rows and x.name not in self._permutations
@@ -74,6 +76,9 @@ class TilePrefillLowering(SkinnyLowering):
         self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]
     ) -> None:
         """Append the attention of the rows to the cache, in tiles where a sequence has enough rows."""
+        if all(matrix.format.name == "F32" for matrix in self._matrices.values()):
+            super()._attend_to_cache(op, reads, out, fields)
+            return
         fields = fields | {"tile_rows": max(1, FEW_QUERIES * op.kv_heads // op.heads)}
         super()._attend_to_cache(op, reads, out, fields)
         cache_type = self._config.cache_type

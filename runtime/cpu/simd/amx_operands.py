@@ -35,9 +35,12 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
 
 @instruction(F32, F32)
 def high_part(builder: Any, x: Any) -> Any:
-    """x without the bits that bfloat16 lacks; the rest, x - high_part(x), has at most 16."""
-    bits = builder.and_(builder.bitcast(x, I32V), all_lanes(I32V, 0xFFFF0000))
-    return builder.bitcast(bits, F32V)
+    """x rounded to bfloat16; the rest, x - high_part(x), is at most 2⁻⁹ of x.
+
+    Halves are rounded away from 0. A NaN may become a number here, but then the rest is NaN.
+    """
+    bits = builder.add(builder.bitcast(x, I32V), all_lanes(I32V, 0x8000))
+    return builder.bitcast(builder.and_(bits, all_lanes(I32V, 0xFFFF0000)), F32V)
 
 
 @jit

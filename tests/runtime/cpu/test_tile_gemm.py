@@ -148,7 +148,7 @@ def test_other_formats(name):
     assert_close(product(weights, x), expected(weights, x), weights, x)
 
 
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("name", ["F16", "BF16"])
 def test_floats(name):
     """Float weights and activations are not rounded to bfloat16."""
     weights = random_weights(name, 40, 1056)
@@ -157,8 +157,8 @@ def test_floats(name):
     exact = x.astype(np.float64) @ weights.dequantize().astype(np.float64).T
     size = np.abs(x) @ np.abs(weights.dequantize()).T
     error = np.abs(product(weights, x, n_threads=2, bias=bias) - bias - exact) / size
-    assert error.max() < 4e-6
-    assert error.mean() < 5e-7
+    assert error.max() < 2e-6
+    assert error.mean() < 3e-7
 
 
 @pytest.mark.parametrize(
@@ -315,18 +315,20 @@ def test_prompts_use_tiles(tile_machines):
         assert np.abs(found - wanted).mean() < 0.01
 
 
-def test_float_models_use_tiles(tile_machines):
-    """A model of floats is not rounded: against the reference machine."""
-    model = program(4, "F32")
-    ids = RNG.integers(0, VOCAB, 150).astype(np.int32)
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+def test_float_models_are_not_rounded(tile_machines, kind):
+    """Against the reference machine; float32 does without tiles."""
+    model = experts_program(kind)
+    ids = RNG.integers(0, EXPERTS_VOCAB, 150).astype(np.int32)
     for indices in (np.arange(150, dtype=np.int32), np.array([3, 149], np.int32)):
         machine = CpuMachine(model, n_pages=3, threads=2)
         assert machine.kv_type == "f32"
-        assert any("TILE_GEMMS" in name for name in machine._lowered.prefill.names)
+        names = machine._lowered.prefill.names
+        assert any("TILE" in name for name in names) == (kind != "F32")
         found = logits_of(machine, ids, indices)
         machine.close()
         exact = logits_of(ReferenceMachine(model, n_pages=3), ids, indices)
-        assert np.abs(found - exact).max() < 2e-3 * np.abs(exact).max()
+        assert np.abs(found - exact).max() < 2e-4
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True, "limit": 7.0}, {"up_kind": "Q4_0"}])
@@ -353,20 +355,27 @@ def test_code_of_amx():
     script = Path(__file__).parents[3] / "scripts" / "amx_assembly.py"
     text = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
     used = re.findall(r"\b(ldtilecfg|tilerelease|tilezero|tileloadd|tilestored|tdpbf16ps)\b(.*)", text)
-    assert Counter(name for name, _ in used) == {
+    counts = Counter(name for name, _ in used)
+    copies = counts["tilestored"] // 4
+    assert 1 <= copies <= 4  # for one matrix and for experts, sums that begin and sums that go on
+    assert counts == {
         "ldtilecfg": 1,
         "tilerelease": 1,
-        "tilezero": 4,  # where sums begin
-        "tileloadd": 4 + 4 + 3,  # sums that go on, a step, and one of a single tile of rows
-        "tilestored": 4,
-        "tdpbf16ps": 4 + 2,
+        "tilezero": 4 * copies,  # where sums begin
+        # Sums that go on, a step with prefetching and one without, and one of a single tile of rows.
+        "tileloadd": (4 + 4 + 4 + 3) * copies,
+        "tilestored": 4 * copies,
+        "tdpbf16ps": (4 + 4 + 2) * copies,
     }
-    products = [re.findall(r"%tmm(\d)", operands) for name, operands in used if name == "tdpbf16ps"]
+    products = Counter(
+        tuple(re.findall(r"%tmm(\d)", operands)) for name, operands in used if name == "tdpbf16ps"
+    )
     # Weights, activations, sums.
-    assert products == [["2", "0", "4"], ["3", "0", "5"], ["2", "1", "6"], ["3", "1", "7"]]
-    names = [name for name, _ in used]
-    start = names.index("tdpbf16ps")
-    assert names[start - 4 : start] == ["tileloadd"] * 4
-    loop = re.search(r"^(\.LBB\w+):((?:(?!^\.LBB).)*?tdpbf16ps.*?)\bj\w+\s+\1", text, re.M | re.S)
-    assert loop
-    assert len(loop[2].strip().splitlines()) <= 16
+    first, second = [("2", "0", "4"), ("3", "0", "5")], [("2", "1", "6"), ("3", "1", "7")]
+    assert products == dict.fromkeys(first, 3 * copies) | dict.fromkeys(second, 2 * copies)
+    loops = re.findall(r"^(\.LBB\w+):((?:(?!^\.LBB).)*?tdpbf16ps.*?)\bj\w+\s+\1", text, re.M | re.S)
+    steps = [body for _, body in loops if body.count("tdpbf16ps") == 4 and "prefetch" not in body]
+    assert steps
+    for body in steps:
+        assert body.count("tileloadd") == 4
+        assert len(body.strip().splitlines()) <= 16

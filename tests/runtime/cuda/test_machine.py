@@ -87,6 +87,23 @@ def test_steps(program, feed, warpgroups, product):
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
+def test_kernels_of_all_short_steps_are_compiled_together(program):
+    """Steps with drafted or forced ids have any number of rows: none of them stops to compile."""
+
+    class Asking(StandInKernels):
+        def compile_all(self, ask):
+            ask()
+
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=64, device=device, kernels=Asking(device))
+    known = list(device.kernels)
+    assert known
+    for n in range(1, 17):
+        machine.plan(n, 1, n == 1)
+        machine.plan(n, n, True)
+    assert device.kernels == known
+
+
 @pytest.mark.slow
 def test_inspection(program):
     """In single launches, with copies in between: a step of prefill kernels, and one short enough for decode

@@ -136,3 +136,53 @@ def test_out_of_memory_has_the_numbers(monkeypatch):
     with pytest.raises(CudaOutOfMemory, match=r"no room for 5 GB more: 3.0 GB of 24.0 GB are free") as error:
         device.allocate(5 * 10**9)
     assert "\n" not in str(error.value)
+
+
+class TwoCards(Functions):
+    """The driver of two cards, of which the second reaches the first; it notes contexts."""
+
+    def __init__(self):
+        super().__init__(cards=2)
+        self.current = 0
+        self.seen: list[tuple[str, int]] = []
+
+    def __getattr__(self, name):
+        call = super().__getattr__(name)
+
+        def noted(*arguments):
+            if name == "cuDeviceGet":
+                arguments[0]._obj.value = arguments[1]
+            elif name == "cuDevicePrimaryCtxRetain":
+                arguments[0]._obj.value = 100 + arguments[1].value
+            elif name == "cuCtxSetCurrent":
+                self.current = arguments[0].value
+            elif name == "cuDeviceCanAccessPeer":
+                arguments[0]._obj.value = int(arguments[1].value > arguments[2].value)
+            elif name in ("cuEventCreate", "cuCtxEnablePeerAccess"):
+                self.seen.append((name, self.current))
+            return call(*arguments)
+
+        return noted
+
+
+def test_two_cards(monkeypatch):
+    """Events and the access to the other's memory are made in the context of the card that they are for."""
+    functions = TwoCards()
+    monkeypatch.setattr(driver, "driver_functions", lambda: functions)
+    assert driver.count_devices() == 2
+    first, second = Device(), Device(index=1)
+    assert (first.index, second.index) == (0, 1)
+    first.event(timed=False)
+    second.event()
+    first.event()
+    assert functions.seen == [("cuEventCreate", 100), ("cuEventCreate", 101), ("cuEventCreate", 100)]
+    functions.seen.clear()
+    first.use()
+    assert second.reaches(first)
+    assert not first.reaches(second)
+    assert first.reaches(first)
+    assert functions.seen == [("cuCtxEnablePeerAccess", 101)]
+    with pytest.raises(CudaUnavailable, match="no NVIDIA card 2: they are numbered 0 to 1"):
+        Device(index=2)
+    monkeypatch.setattr(driver, "driver_functions", lambda: None)
+    assert driver.count_devices() == 0

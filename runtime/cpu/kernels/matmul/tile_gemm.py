@@ -1,9 +1,8 @@
 """Matrix products (gemm) in matrix tiles, for prefill steps.
 
 out = x · Wᵀ + bias, or with a gated activation f out = f(x · Wᵀ) · (x · Vᵀ), as `gemm` computes it, but with
-weights and activations rounded to bfloat16, products and sums in float32. For float weights, activations are
-split in two bfloat16, and weights too unless they are bfloat16; the products of what is left of both are
-dropped (2⁻¹⁶).
+weights and activations rounded to bfloat16, products and sums in float32. For weights in bfloat16 or fp16,
+activations are split in two bfloat16, and weights in fp16 too; the products of both rests are dropped (2⁻¹⁸).
 
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
 bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit
@@ -18,7 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
-from .....quant.jit.simd.memory import loadv_f32, storev_f32
+from .....quant.jit.simd.memory import loadv_f32, prefetch, storev_f32
 from .....quant.jit.simd.threads import atomic_add
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.amx import AMX, TileUnit, store_columns, tile_functions
@@ -45,6 +44,9 @@ from .quantize import quantize_at
 from .tile_weights import TILE_KINDS, unpack_tile
 
 MIN_BLOCKS = 4  # blocks of rows that an unpacked pair of panels should at least be multiplied with
+# Threads from which on activations are prefetched: a quarter faster where two threads share each core, 7 %
+# slower where they do not (docs/performance.md).
+BUSY = 8
 TASKS = 4  # tasks for each thread at least, if that is possible
 
 
@@ -56,6 +58,7 @@ class Matrix(NamedTuple):
     first: int  # number of the first tile of rows
     last: int  # number behind the last one
     end_row: int  # number behind the last row, in the last tile
+    busy: bool  # whether other threads may keep the core's other half busy
 
 
 @jit
@@ -100,7 +103,7 @@ def tile_rows(arguments: int, step: int, thread: int) -> None:
 def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
     """The kernel for one format of weights, with the instructions of a unit."""
     begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first = tile_functions(unit)
-    floats, parts = kind.name in FLOAT_BYTES, 2 if kind.name in ("F32", "F16") else 1
+    floats, parts = kind.name in FLOAT_BYTES, 2 if kind.name == "F16" else 1
     at_once = GROUPS // parts  # groups of a pair of panels that are unpacked at a time
     rest = at_once * STEP_BYTES if parts == 2 else 0  # from unpacked weights to what they lack
 
@@ -113,10 +116,18 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
             unpack_tile(kind, a, right, start + g, rest, at + TILE)
 
     @jit
-    def add_products(state: int, x: int, second: int, n_groups: int, weights: int) -> None:
+    def add_products(state: int, x: int, second: int, n_groups: int, weights: int, busy: bool) -> None:
         """Add the products of n_groups tiles of x, and of as many `second` bytes further on unless that is 0,
-        with pairs of tiles of weights to the sums in registers."""
-        if second:
+        with pairs of tiles of weights to the sums in registers; `busy`: prefetch x two tiles ahead."""
+        if second and busy:
+            for _ in range(n_groups):
+                for line in range(2 * TILE, 3 * TILE, 64):
+                    prefetch(x + line)
+                    prefetch(x + second + line)
+                multiply(state, x, x + second, weights)
+                x += TILE
+                weights += STEP_BYTES
+        elif second:
             for _ in range(n_groups):
                 multiply(state, x, x + second, weights)
                 x += TILE
@@ -128,7 +139,9 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
                 weights += STEP_BYTES
 
     @jit
-    def add_groups(a: Any, state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int) -> None:
+    def add_groups(
+        a: Any, m: Matrix, state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int
+    ) -> None:
         """Add n_groups groups of the unpacked pair of panels and a block of rows to their sums.
 
         `fresh`: sums are 0. `second` is the distance in bytes from the block's first tile to its second, 0 if
@@ -139,11 +152,11 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
             zero_sums(state)
         else:
             load_sums(state, sums)
-        add_products(state, x, second, n_groups, weights)
+        add_products(state, x, second, n_groups, weights, m.busy)
         if floats:
-            add_products(state, x + a.x_rest, second, n_groups, weights)
+            add_products(state, x + a.x_rest, second, n_groups, weights, m.busy)
         if parts == 2:
-            add_products(state, x, second, n_groups, weights + rest)
+            add_products(state, x, second, n_groups, weights + rest, m.busy)
         store_sums(state, sums)
 
     @jit
@@ -175,7 +188,7 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
             for i in range(row_blocks(tiles)):
                 x = a.x + ((m.first + 2 * i) * groups + group) * TILE
                 second = groups * TILE if 2 * i + 1 < tiles else 0
-                add_groups(a, state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
+                add_groups(a, m, state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
 
     @jit
     def multiply_pairs(a: Any, rows: Matrix, state: int, first_pair: int, last_pair: int) -> None:
@@ -183,7 +196,8 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
         groups = a.width // GROUP
         sums = state + UNIT_BYTES + GROUPS * STEP_BYTES
         for tile in range(rows.first, rows.last, 2 * BLOCKS):
-            m = Matrix(rows.weights, rows.bias, tile, min(rows.last, tile + 2 * BLOCKS), rows.end_row)
+            last = min(rows.last, tile + 2 * BLOCKS)
+            m = Matrix(rows.weights, rows.bias, tile, last, rows.end_row, rows.busy)
             blocks, part = row_blocks(m.last - m.first), groups
             if blocks * groups * STEP_BYTES > PART_BYTES:
                 part = max(GROUPS, PART_BYTES // (blocks * STEP_BYTES) // GROUPS * GROUPS)
@@ -215,7 +229,7 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
         while task < chunks * splits:
             split, first = task // chunks, task % chunks * some
             low, high = partition(blocks, split, splits)
-            m = Matrix(a.weights, 0, 2 * low, min(tiles, 2 * high), n)
+            m = Matrix(a.weights, 0, 2 * low, min(tiles, 2 * high), n, s.n_threads >= BUSY)
             multiply_pairs(a, m, state, first, min(pairs, first + some))
             task = atomic_add(a.tickets, 1)
         end_tasks(a, s, task, chunks * splits)
@@ -234,7 +248,8 @@ def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
             low, high = expert_tiles(a, e, 0)
             if low == high:
                 continue
-            m = Matrix(a.weights + e * a.expert_stride, e * a.bias_stride, low, high, high * ROWS)
+            weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
+            m = Matrix(weights, bias, low, high, high * ROWS, s.n_threads >= BUSY)
             while task < before + chunks:
                 first = (task - before) * some
                 multiply_pairs(a, m, state, first, min(pairs, first + some))

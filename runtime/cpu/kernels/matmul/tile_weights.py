@@ -1,7 +1,8 @@
 """Weights of a panel as the second operands of products in matrix tiles, for every format of weights.
 
 A tile is a group of 32 columns of a panel, pairs of bfloat16 (`simd.amx`). Weights in blocks are rounded.
-Floats are not: activations are split in two, and so are weights that have more bits than bfloat16.
+Weights in bfloat16 or fp16 are not: activations are split in two, and so is fp16. Those in float32 stay with
+`float_gemm`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...simd.tile_sizes import GROUP
 from ..common.float_types import FLOATS, load_floats
 from .unpack import CODES, unpack
 
-TILE_KINDS = CODES | FLOATS
+TILE_KINDS = CODES | {name: FLOATS[name] for name in ("F16", "BF16")}
 
 
 def unpack_tile(kind: Codes, a: Any, panel: int, group: int, rest: int, at: int) -> None:
