@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
-from kukri.runtime.cuda.kernels.attention import decode, mla, mla_merge, prefill, prepare_qk, simt
+from kukri.runtime.cuda.kernels.attention import decode, mla, mla_merge, prefill, prepare_qk, simt, split_plan
 from kukri.runtime.cuda.kernels.common import all_reduce, altup, gather, mapped, pointwise, top_k
 from kukri.runtime.cuda.kernels.experts import moe_matmul, moe_permute, moe_routing
 from kukri.runtime.cuda.kernels.matmul import (
@@ -39,6 +39,7 @@ PREPARED = {
     "INTERLEAVED": 1,
     "INVERSE_HD": 1 / 64,
 }
+PLANNED = PREPARED | {"SINGLE_ROW": 0, "PREPARE": 0, "PLANNED": 1, "EMIT": 2}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
 EXPERT = {
     "CHOSEN": 1,
@@ -84,6 +85,8 @@ KERNELS = [
     kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
     kernel(simt.simt_attention, 64, PDL=0, **(ATTEND | {"BOTH_WAYS": 1, "WINDOW": 1})),
     kernel(decode.decode_attention, 128, PDL=0, SWIZZLE=7, STAGES=3, **(ATTEND | PREPARED)),
+    kernel(decode.decode_attention, 64, PDL=0, SWIZZLE=7, STAGES=4, **(ATTEND | PLANNED)),
+    kernel(split_plan.plan_splits, 256, WARPS=2, WINDOW=1, PDL=0),
     kernel(mla.mla_attention, 256, ONE_SPLIT=0, PREFILL=0, SINGLE_ROW=1, PDL=0, **MLA),
     kernel(mla.mla_attention, 256, ONE_SPLIT=1, PREFILL=1, SINGLE_ROW=0, PDL=0, **MLA),
     kernel(mla_merge.mla_merge_splits, 64, VP=80, TILE=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
