@@ -35,7 +35,7 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
 
 @instruction(F32, F32)
 def high_part(builder: Any, x: Any) -> Any:
-    """x rounded to bfloat16; the rest, x - high_part(x), is at most 2⁻⁹ of x.
+    """x rounded to bfloat16; the rest, x - high_part(x), is at most 2⁻⁸ of x.
 
     Halves are rounded away from 0. A NaN may become a number here, but then the rest is NaN.
     """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import pytest
 
 from kukri.quant.jit.levels import LANES, LEVEL, cpu_features
+from kukri.quant.jit.simd.memory import loadv_f32, storev_f32
 from kukri.runtime.cpu import matrix_tiles
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
 from kukri.runtime.cpu.abi.tile_scratch import TILE_QUERIES, tile_attention_bytes
 from kukri.runtime.cpu.kernels import KV_STORES, TILE_ATTENTIONS
+from kukri.runtime.cpu.simd.amx_operands import high_part, load_byte_pairs, load_nibble_pairs, row_maxima
 from kukri.runtime.cpu.simd.panels import aligned_empty
 
 from .test_attention import ERRORS, MAINLY_Q8_0, SHAPES, Cache, expected, fill
@@ -24,6 +27,34 @@ from .simd.tile_unit import ATTENTIONS
 UNITS = {"memory": ATTENTIONS} | ({"AMX": TILE_ATTENTIONS} if matrix_tiles.usable_tiles() else {})
 # What bfloat16 adds to the relative RMS error of the output: values split in two, or rounded.
 TILE_ERRORS = {"F32": 2e-5, "F16": 4e-3, "Q8_0": 4e-3, "Q4_0": 4e-3}
+
+
+@numba.njit
+def _operands(source, codes, target):
+    storev_f32(target, row_maxima(source))
+    pair = load_byte_pairs(codes)
+    storev_f32(target + 64, pair[0])
+    storev_f32(target + 128, pair[1])
+    nibbles = load_nibble_pairs(codes)
+    storev_f32(target + 192, nibbles[0])
+    storev_f32(target + 256, nibbles[1])
+    storev_f32(target + 320, nibbles[2])
+    storev_f32(target + 384, nibbles[3])
+    storev_f32(target + 448, high_part(loadv_f32(source)))
+
+
+def test_operands():
+    """The largest lane of each row; bytes and nibbles as numbers; numbers rounded to bfloat16."""
+    rng = np.random.default_rng(10)
+    x, codes = rng.normal(size=(16, 16)).astype(np.float32), rng.integers(-128, 128, (16, 2), np.int8)
+    out = np.zeros((8, 16), np.float32)
+    _operands(x.ctypes.data, codes.ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out[0], x.max(axis=1))
+    np.testing.assert_array_equal(out[1:3], codes.T)
+    low, high = ((codes << 4) >> 4).T, (codes >> 4).T
+    np.testing.assert_array_equal(out[3:7], [*low, *high])
+    assert not (out[7].view(np.uint32) & 0xFFFF).any()
+    assert (np.abs(x[0] - out[7]) <= 2.0**-8 * np.abs(x[0])).all()
 
 
 @pytest.fixture(params=UNITS)

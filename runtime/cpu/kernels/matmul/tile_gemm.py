@@ -2,7 +2,7 @@
 
 out = x · Wᵀ + bias, or with a gated activation f out = f(x · Wᵀ) · (x · Vᵀ), as `gemm` computes it, but with
 weights and activations rounded to bfloat16, products and sums in float32. For weights in bfloat16 or fp16,
-activations are split in two bfloat16, and weights in fp16 too; the products of both rests are dropped (2⁻¹⁸).
+activations are split in two bfloat16, and weights in fp16 too; the products of both rests are dropped (2⁻¹⁶).
 
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
 bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit

@@ -42,8 +42,9 @@ from kukri.quant.jit.simd.memory import (
     storev_f32,
     storev_i8,
 )
-from kukri.quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
+from kukri.quant.jit.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
 from kukri.runtime.cpu.simd.dot8 import Codes, code_offset, dot, lookup16
+from kukri.runtime.cpu.simd.exp2 import flushed_coarse_exp2, flushed_exp2
 
 RNG = np.random.default_rng(7)
 
@@ -330,12 +331,37 @@ def test_atomics(start, change):
     cell = np.array([start, 0], np.int64)
     assert _atomics(address(cell), change) == (start, start + change)
     assert cell[0] == start + change
+    _store(address(cell) + 8, change)
+    assert cell[1] == change
+    assert cell[0] == start + change
 
 
 @numba.njit
 def _atomics(cell, change):
     pause()
     return atomic_add(cell, change), atomic_load(cell)
+
+
+@numba.njit
+def _store(cell, value):
+    atomic_store(cell, value)
+
+
+def test_powers_of_two_that_flush_to_zero():
+    x = np.linspace(-140, 20, LANES).astype(np.float32)
+    x[:3] = -np.inf, -126.5, np.nan
+
+    def fine(source, out):
+        storev_f32(out, flushed_exp2(loadv_f32(source)))
+
+    def coarse(source, out):
+        storev_f32(out, flushed_coarse_exp2(loadv_f32(source)))
+
+    wanted = np.where(x < -126, 0, np.exp2(x.astype(np.float64)))
+    for function, tolerance in ((fine, 2e-7), (coarse, 4e-6)):
+        found = unary(function, x)
+        np.testing.assert_allclose(found, wanted, rtol=tolerance)
+        assert (found[x < -126] == 0).all()
 
 
 def test_kernel_called_by_address():
