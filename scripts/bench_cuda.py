@@ -242,7 +242,7 @@ def main() -> None:
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":
-        batch(*rest, profile)
+        batch(rest[0], rest[1], profile)
     elif command == "choose":
         choose(*rest)
     elif command == "wide":

@@ -63,7 +63,9 @@ class Clock:
         self._compute: Callable[..., Any] = ConstrainedAnswer._compute
 
     def install(self) -> None:
-        scheduler.run_step = self.run_step  # type: ignore[assignment]
+        stepping: Any = scheduler
+        constrained: Any = ConstrainedAnswer
+        stepping.run_step = self.run_step
         clock = self
 
         def masks(answer: ConstrainedAnswer) -> Any:
@@ -78,8 +80,8 @@ class Clock:
             clock.times.masks.append(time.thread_time() - start)
             return found
 
-        ConstrainedAnswer.masks = masks  # type: ignore[method-assign]
-        ConstrainedAnswer._compute = compute  # type: ignore[method-assign]
+        constrained.masks = masks
+        constrained._compute = compute
 
     def begin(self, times: Times) -> None:
         """An answer begins, of the kind that `times` is for."""
@@ -116,7 +118,8 @@ def main() -> int:
     vocabulary = Vocabulary(tokenizer, tokenizer.end_ids)
     prompt = tokenizer.encode("Write an example of that in JSON:\n")
     if options.random:
-        measure(random_engine(*options.random.split(":"), tokenizer), vocabulary, prompt, options)
+        shape, kind = options.random.split(":")
+        measure(random_engine(shape, kind, tokenizer), vocabulary, prompt, options)
         return 0
     if options.pretend:
         machine = Pretended(tokenizer.vocab_size, options.pretend / 1000)
@@ -177,7 +180,7 @@ class Pretended:
 
 def measure(engine: Engine, vocabulary: Vocabulary, prompt: list[int], options: argparse.Namespace) -> None:
     """Answers of both kinds by turns, until there are enough steps, at each temperature."""
-    forms = [form for _, _, form in supported(SimpleNamespace(**vars(options), count=40))]
+    forms = [form for _, _, form in supported(argparse.Namespace(**vars(options), count=40))]
     clock = Clock()
     clock.install()
     for temperature in options.temperature:

@@ -18,7 +18,7 @@ PAGES = 8 * MOST
 Run = Callable[[Batch, PageTable], object]
 
 
-def batch(shape: str, kind: str, show: Callable[[CudaMachine, str, int], None]) -> dict[str, float]:
+def batch(shape: str, kind: str, show: Callable[[CudaMachine, int], None]) -> dict[str, float]:
     """Tokens a second of 1 … MOST sequences whose contexts grow from DEPTH on; `show` prints the profile of a
     step. The steps that count have logits on the host; those that choose tokens on the card are shown beside.
     """
@@ -38,8 +38,8 @@ def batch(shape: str, kind: str, show: Callable[[CudaMachine, str, int], None]) 
     for n, lengths in ((8, [32_000]), (64, [32_000])):
         walls = _walls(machine.step, n, lengths + [DEPTH] * (n - 1))
         print(f"{n} sequences, one of 32,000 tokens: {np.median(walls) * 1e3:.3f} ms a step")
-    show(machine, kind, 32)
-    show(machine, kind, MOST)
+    show(machine, 32)
+    show(machine, MOST)
     machine.close()
     return speeds
 

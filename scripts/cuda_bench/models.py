@@ -33,7 +33,13 @@ SHAPES = {
     "llama-3.1-70b": (8192, 80, 64, 8, 128, 28672, 128256, False),
 }
 # Where the blocks of a format have their float16 scales, if not only in the first two bytes
-SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82)}
+SCALES: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 82),
+}
 SCALES |= {"Q6_K": (208,), "Q3_K": (108,)}
 
 
