@@ -55,6 +55,10 @@ def ray_cluster() -> Iterator[RayCluster]:
     pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     folder = tempfile.mkdtemp(prefix="ray")  # sockets in it: paths must be short
+    from ray._private.utils import get_ray_address_file
+
+    # Ray writes the address there, which it expects to be there wherever the cluster's own folder is.
+    os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
     cluster = RayCluster(folder)
     try:
         cluster.add("a")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from kukri.runtime.cuda.compile.stage import constants_for, stage
 from kukri.runtime.cuda.ptx import Instruction
 
 _BLOCK = 1024  # the most threads of a block
+# Python 3.11 counts the depth of syntax trees once for all threads, so that two threads that read sources at a
+# time may get a SystemError (python/cpython issue 106905).
+_STAGING = Lock()
 
 
 class _Thread(greenlet):
@@ -43,7 +47,8 @@ def run(
 
     `cluster` consecutive blocks of grid x run together.
     """
-    staged = _staged(kernel, tuple(sorted(constants.items())))
+    with _STAGING:
+        staged = _staged(kernel, tuple(sorted(constants.items())))
     values = [_value(a) for a in arguments]
     grid = (*grid, 1, 1)[:3]
     assert grid[0] % cluster == 0
