@@ -21,8 +21,8 @@ from kukri.runtime.cuda.compile.stage import constants_for, stage
 from kukri.runtime.cuda.ptx import Instruction
 
 _BLOCK = 1024  # the most threads of a block
-# Python 3.11 counts the depth of syntax trees once for all threads, so that two threads that read sources at a
-# time may get a SystemError (python/cpython issue 106905).
+# Python 3.11 counts the depth of syntax trees once for all threads, so that two threads that read sources at
+# a time may get a SystemError (python/cpython issue 106905).
 _STAGING = Lock()
 
 
