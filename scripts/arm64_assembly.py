@@ -70,7 +70,9 @@ def kernels() -> dict[str, Any]:
     found = [
         k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, CpuKernel)
     ]
-    return {str(kernel): kernel for kernel in found if not str(kernel).startswith(("tile_gemm.", "tile_prefill."))}
+    return {
+        str(kernel): kernel for kernel in found if not str(kernel).startswith(("tile_gemm.", "tile_prefill."))
+    }
 
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
