@@ -68,7 +68,9 @@ def tell_worker(node: Any) -> None:
 
 def write_groups(session: pytest.Session) -> None:
     """In a worker: write the group of each test, before it says which tests there are. All write the same."""
-    if (path := session.config.workerinput.get(WORKERS_FILE)) is None:  # type: ignore[attr-defined]
+    # A test may start pytest, which inherits this worker's environment and is none itself.
+    path = getattr(session.config, "workerinput", {}).get(WORKERS_FILE)
+    if path is None:
         return
     groups = {}
     for item in session.items:
