@@ -55,7 +55,7 @@ class PrefillProgress:
 
     def _run(self, earlier: GenerationStats) -> None:
         start = changed = time.monotonic()
-        wait, done, chunk = FIRST_SECONDS, 0, 0
+        wait, done, chunk, shown = FIRST_SECONDS, 0, 0, 0.0
         while not self._ended.wait(wait):
             wait = STEP_SECONDS
             stats, now = self._stats(), time.monotonic()
@@ -67,7 +67,9 @@ class PrefillProgress:
             if stats.prefilled_tokens != done:
                 chunk, done, changed = stats.prefilled_tokens - done, stats.prefilled_tokens, now
             speed = done / (changed - start) if done else 0.0
-            ahead = min(speed * (now - changed), chunk)
+            # What was foreseen may have been too much: the line waits then, and does not go back.
+            shown = max(shown, done + min(speed * (now - changed), chunk))
+            ahead = shown - done
             with self._lock:
                 if not self._ended.is_set():
                     self._is_shown = True
