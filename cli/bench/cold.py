@@ -1,6 +1,6 @@
 """The cold time to first token: a new process loads the model and generates one token.
 
-    python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS DEVICES SPLIT
+    python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS DEVICES SPLIT CPU_MOE
 
 loads, generates one token after a prompt of pseudo-random ids, and writes a line as soon as it has it.
 """

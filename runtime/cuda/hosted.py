@@ -15,7 +15,7 @@ import numpy as np
 from .. import ops
 from .driver.launch import Graph, Launch
 from .lowering.base import HostMixture
-from .machine import CudaMachine, StepShape, copy_rows
+from .machine import CudaMachine, StepPlan, StepShape, copy_rows
 from .top_k import TopKPlan
 
 
@@ -60,24 +60,13 @@ class HostedCudaMachine(CudaMachine):
         self.host = host
         self.hosted = frozenset(id(op) for op in program.ops if isinstance(op, ops.MoE) and op in host)
         self._pinned: dict[tuple[int, int], np.ndarray] = {}  # by address on the GPU and width
-        self._mixtures: dict[StepShape, list[HostMixture]] = {}
         super().__init__(program, n_pages, **more)
 
-    def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
-        """The launches of a step, as of CudaMachine: those around what the host computes."""
-        shape = StepShape(n, m, all_logits, one_prompt)
-        known = shape in self._plans
-        launches = super().plan(n, m, all_logits, one_prompt)
-        if not known:
-            self._mixtures = {s: found for s, found in self._mixtures.items() if s in self._plans}
-            self._mixtures[shape] = self.lowering.mixtures
-        return launches
-
-    def _capture(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> Graph:
-        pieces, graphs = self._pieces_of(launches, shape), list[Graph]()
+    def _capture(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> Graph:
+        pieces, graphs = _pieces_of(plan), list[Graph]()
         for piece in pieces:
             with self.device.capture() as graph:
-                self._enqueue_piece(piece, shape, top_k)
+                self._enqueue_piece(piece, plan, shape, top_k)
             graphs.append(graph)
         return _PiecesGraph(pieces, graphs)
 
@@ -87,18 +76,12 @@ class HostedCudaMachine(CudaMachine):
             self.device.run(each)
             self._compute(piece.behind)
 
-    def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
-        for piece in self._pieces_of(launches, shape):
-            self._enqueue_piece(piece, shape, top_k)
+    def _enqueue(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> None:
+        for piece in _pieces_of(plan):
+            self._enqueue_piece(piece, plan, shape, top_k)
             self._compute(piece.behind)
 
-    def _pieces_of(self, launches: list[Launch], shape: StepShape) -> list[_Piece]:
-        mixtures = [m for m in self._mixtures[shape] if m.n_rows]
-        ends = pairwise([0, *(m.n_launches for m in mixtures), len(launches)])
-        around = zip([None, *mixtures], [*mixtures, None], strict=True)
-        return [_Piece(launches[a:b], *pair) for (a, b), pair in zip(ends, around, strict=True)]
-
-    def _enqueue_piece(self, piece: _Piece, shape: StepShape, top_k: TopKPlan | None) -> None:
+    def _enqueue_piece(self, piece: _Piece, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> None:
         if piece.before is None:
             self._enqueue_inputs(shape)
         else:
@@ -106,7 +89,7 @@ class HostedCudaMachine(CudaMachine):
         for launch in piece.launches:
             self.device.launch(launch)
         if piece.behind is None:
-            self._enqueue_results(shape, top_k)
+            self._enqueue_results(plan, shape, top_k)
         else:
             self._fetch(piece.behind)
 
@@ -153,3 +136,10 @@ class HostedCudaMachine(CudaMachine):
             self.host.close()
             self._pinned.clear()
         super().close()
+
+
+def _pieces_of(plan: StepPlan) -> list[_Piece]:
+    mixtures = [m for m in plan.mixtures if m.n_rows]
+    ends = pairwise([0, *(m.n_launches for m in mixtures), len(plan.launches)])
+    around = zip([None, *mixtures], [*mixtures, None], strict=True)
+    return [_Piece(plan.launches[a:b], *pair) for (a, b), pair in zip(ends, around, strict=True)]

@@ -19,7 +19,7 @@ from .compile.kernel import Kernels
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
-from .lowering.base import DECODE_ROWS, Capacity
+from .lowering.base import DECODE_ROWS, Capacity, HostMixture
 from .lowering.cards import CardGroup
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
@@ -44,6 +44,16 @@ class StepShape(NamedTuple):
     n_logits: int
     all_logits: bool
     one_prompt: bool
+
+
+class StepPlan(NamedTuple):
+    """What steps of a shape launch, where they leave `boundary_out`, how many sums over the cards of a group
+    they have, and the mixtures that the host computes between launches."""
+
+    launches: list[Launch]
+    left: list[Region]
+    n_sums: int
+    mixtures: list[HostMixture]
 
 
 class TopKRequest(NamedTuple):
@@ -158,9 +168,7 @@ class CudaMachine:
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
         self._may_pad = allows_padding(program) and not self.hosted
-        self._plans: dict[StepShape, list[Launch]] = {}
-        self._left: dict[StepShape, list[Region]] = {}
-        self._sums: dict[StepShape, int] = {}  # over the cards of a group
+        self._plans: dict[StepShape, StepPlan] = {}
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
 
     def make_ready(self) -> None:
@@ -351,22 +359,22 @@ class CudaMachine:
         shape = StepShape(n, m, self._all_logits(run), one_prompt)
         request = request if m else None
         occurs_again = n <= DECODE_ROWS or (shape.all_logits and not one_prompt) or shape in self._plans
-        launches = self.plan(*shape)
+        plan = self._planned(shape)
         self._upload_inputs(run)
         graph = self._graphs.pop((shape, request), None)
         top_k = self._top_k_plan(m, request) if request and graph is None else None
         if graph is None and (occurs_again or self.lowering.group):
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
-            graph = self._capture(launches, shape, top_k)
+            graph = self._capture(plan, shape, top_k)
         if graph is not None:
             self._graphs[shape, request] = graph  # behind those that were used before
-        return Step(batch, shape, graph, top_k, self._sums[shape])
+        return Step(batch, shape, graph, top_k, plan.n_sums)
 
-    def _capture(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> Graph:
+    def _capture(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> Graph:
         """What `_enqueue` enqueues, as a graph."""
         with self.device.capture() as graph:
-            self._enqueue(launches, shape, top_k)
+            self._enqueue(plan, shape, top_k)
         return graph
 
     def _run(self, graph: Graph) -> None:
@@ -460,25 +468,26 @@ class CudaMachine:
 
     def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them with logits; see `Lowering.launches`."""
-        shape = StepShape(n, m, all_logits, one_prompt)
-        launches = self._plans.pop(shape, None)
-        if launches is None:
-            while len(self._plans) >= 2 * MAX_GRAPHS:
-                oldest = next(iter(self._plans))
-                del self._plans[oldest], self._left[oldest], self._sums[oldest]
-            launches = self.lowering.launches(*shape)
-            self._left[shape] = self.lowering.boundary_out()
-            self._sums[shape] = self.lowering.n_sums
-            self.device.wait()  # until the vectors that the lowering uploads are copied
-        self._plans[shape] = launches  # behind those that were used before
-        return launches
+        return self._planned(StepShape(n, m, all_logits, one_prompt)).launches
 
-    def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
+    def _planned(self, shape: StepShape) -> StepPlan:
+        """The plan of steps of a shape, made when it first occurs."""
+        plan = self._plans.pop(shape, None)
+        if plan is None:
+            while len(self._plans) >= 2 * MAX_GRAPHS:
+                del self._plans[next(iter(self._plans))]
+            launches, lowering = self.lowering.launches(*shape), self.lowering
+            plan = StepPlan(launches, lowering.boundary_out(), lowering.n_sums, lowering.mixtures)
+            self.device.wait()  # until the vectors that the lowering uploads are copied
+        self._plans[shape] = plan  # behind those that were used before
+        return plan
+
+    def _enqueue(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue inputs, launches, and what `_enqueue_results` does."""
         self._enqueue_inputs(shape)
-        for launch in launches:
+        for launch in plan.launches:
             self.device.launch(launch)
-        self._enqueue_results(shape, top_k)
+        self._enqueue_results(plan, shape, top_k)
 
     def _enqueue_inputs(self, shape: StepShape) -> None:
         """Enqueue copies of the inputs of a step."""
@@ -486,12 +495,12 @@ class CudaMachine:
         if not self.takes_on_card:
             self._send_boundary(shape.n_rows)
 
-    def _enqueue_results(self, shape: StepShape, top_k: TopKPlan | None) -> None:
+    def _enqueue_results(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue either the selection of the top k or the copy of the logits."""
         for launch in top_k.launches if top_k else ():
             self.device.launch(launch)
         if not self.leaves_on_card:
-            self._fetch_boundary(shape)
+            self._fetch_boundary(plan.left, shape)
         if shape.n_logits and not top_k and self.gives_logits:
             self._download_logits(self._logits[: shape.n_logits])
 
@@ -500,9 +509,9 @@ class CudaMachine:
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
             copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
 
-    def _fetch_boundary(self, shape: StepShape) -> None:
+    def _fetch_boundary(self, regions: Sequence[Region], shape: StepShape) -> None:
         """Enqueue copies of what the part behind reads."""
-        left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
+        left = zip(self.program.boundary_out, self._boundary_out, regions, strict=True)
         for b, rows, region in left:
             n = shape.n_logits if b.logits_rows else shape.n_rows
             copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
