@@ -78,7 +78,12 @@ class Store:
     def _open(self) -> None:
         execute = self._database.execute
         execute("PRAGMA trusted_schema = OFF")
-        if not self._is_ours():
+        execute("BEGIN")  # the numbers of one moment: another process may be making the file
+        try:
+            ours = self._is_ours()
+        finally:
+            execute("ROLLBACK")
+        if not ours:
             execute("PRAGMA journal_mode = WAL")
             execute("BEGIN IMMEDIATE")
             try:
@@ -93,7 +98,8 @@ class Store:
         execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
 
     def _is_ours(self) -> bool:
-        """Whether the file is one of these; False for one that is empty. DamagedFile for another one."""
+        """Whether the file is one of these; False for one that is empty. DamagedFile for another one. Within a
+        transaction, so that the three numbers belong together."""
         application, version = self._number("application_id"), self._number("user_version")
         if (application, version) == (APPLICATION, VERSION):
             return True
