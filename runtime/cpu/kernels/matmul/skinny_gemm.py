@@ -76,7 +76,7 @@ def _multiply_pair(codes: Codes) -> Callable:
                 weights = (unpack(codes, panel, a.n_blocks, g),)
                 multiply_rows(a, n, weights, g, x, sums + second * VECTOR)
 
-    return both if LEVEL in ("avx512vnni", "avx512", "neon") else one_by_one
+    return both if LEVEL in ("avx512vnni", "avx512", "i8mm", "neon") else one_by_one
 
 
 def _skinny_gemm(codes: Codes) -> EntryPoint:
