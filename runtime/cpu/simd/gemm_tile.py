@@ -32,11 +32,11 @@ from ....quant.jit.llvm_ir import (
     beside,
     load,
     store,
-    vector_of,
 )
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 from .dot8 import VNNI, Codes
-from .tile_group import Factors, Group
+from .matrix_products import in_pairs
+from .tile_group import Factors, Group, token_offset
 from .tile_sizes import (
     GROUP,
     GROUP_SUMS,
@@ -48,7 +48,6 @@ from .tile_sizes import (
     VECTOR,
     weights_record,
 )
-from .tile_sums import token_offset
 
 
 @compile_time
@@ -148,11 +147,7 @@ def in_tile_order(typingctx: Any, first: Any, second: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         if LEVEL == "i8mm":
-            x, y = values
-            low, high = (
-                builder.shuffle_vector(x, y, vector_of(I32V, (i, i + 4, i + 1, i + 5))) for i in (0, 2)
-            )
-            values = [low, high]
+            values = in_pairs(builder, *values)
         return context.make_tuple(builder, kinds, values)
 
     return signature(kinds, I32, I32), codegen
