@@ -173,10 +173,7 @@ class _Row:
             ]
             within = b.block
         return [
-            [
-                _either(self.builder, product, without, more, within)
-                for product, more in zip(*pair, strict=True)
-            ]
+            [_either(b, product, without, more, within) for product, more in zip(*pair, strict=True)]
             for pair in zip(products, added, strict=True)
         ]
 
@@ -199,14 +196,14 @@ class _TwoRows:
         b, rows = self._builder, self._rows
         dots = self._dots([row.x for row in rows])
         scales = [row.broadcast(SCALE) for row in rows]
-        products = [[b.fmul(dot, scales[i]) for (dot,) in dots[i]] for i in range(2)]
+        products = [[b.fmul(dot, scales[i]) for dot in dots[i]] for i in range(2)]
         bits = [load(b, beside(b, row.stats, RESIDUAL_SCALE), I32_, 4) for row in rows]
         before, zero = b.block, ir.Constant(I32_, 0)
         with b.if_then(b.icmp_signed("!=", b.or_(*bits), zero), likely=False):
             dots, added = self._dots([row.residual for row in rows]), []
             for i, row in enumerate(rows):
                 scale, has = row.broadcast(RESIDUAL_SCALE), b.icmp_signed("!=", bits[i], zero)
-                for (dot,), product in zip(dots[i], products[i], strict=True):
+                for dot, product in zip(dots[i], products[i], strict=True):
                     added.append(b.select(has, multiply_add(b, dot, scale, product), product))
             within = b.block
         last = products[0] + products[1]
@@ -215,9 +212,8 @@ class _TwoRows:
             own = chosen[i * len(row.panels) : (i + 1) * len(row.panels)]
             row.finish(at[i], [[product] for product in own])
 
-    def _dots(self, xs: list) -> list[list[list]]:
-        """Σ code · activation, F32, by row and panel, as the only part of each; `xs` are the addresses of the
-        rows' 32 activations."""
+    def _dots(self, xs: list) -> list[list]:
+        """Σ code · activation, F32, by row and panel; `xs` are the addresses of the rows' 32 activations."""
         b = self._builder
         columns: list = []
         for i in (0, 16):
@@ -228,7 +224,7 @@ class _TwoRows:
             for x, (first, last) in zip(columns, weights, strict=True):
                 low, high = smmla(b, low, x, first), smmla(b, high, x, last)
             for i, total in enumerate(joined(b, low, high)):
-                dots[i].append([b.sitofp(total, F32V)])
+                dots[i].append(b.sitofp(total, F32V))
         return dots
 
 
