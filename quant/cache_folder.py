@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quant.home import home
-from ...quant.ownership import private_folder
-from ...quant.safe_files import remove_leftovers
+from .home import home
+from .ownership import private_folder
+from .safe_files import remove_leftovers
 
 UNFINISHED = ".partial"  # how names of files end that NewFile has not completed
 
