@@ -89,4 +89,5 @@ PROMPTS = CacheFolder("prompts", ".prompt", "beginnings of long prompts (--promp
 CONVERSATIONS = CacheFolder(
     "conversations", ".session", "conversations of llm chat (--resume)", disposable=False, most_files=16
 )
-FOLDERS = {folder.name: folder for folder in (PROMPTS, CONVERSATIONS)}  # all that `llm cache` knows
+WEIGHTS = CacheFolder("weights", ".panels", "weights in the order that the processor reads (--weight-cache)")
+FOLDERS = {folder.name: folder for folder in (PROMPTS, WEIGHTS, CONVERSATIONS)}  # all that `llm cache` knows

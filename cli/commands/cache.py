@@ -39,7 +39,7 @@ def cache(
         list[str] | None,
         typer.Argument(
             metavar="KIND",
-            help="prompts, conversations or answers; default: all, but clear leaves conversations alone.",
+            help="prompts, weights, conversations or answers; default: all, but clear leaves conversations.",
             show_default=False,
         ),
     ] = None,
