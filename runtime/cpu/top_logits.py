@@ -48,6 +48,10 @@ class TopLogits:
         for row, maxima in zip(logits, self._maxima[: len(logits), :n_groups], strict=True):
             yield (_first if k == 1 else _top_k)(row, maxima, k) or top_k_of([row], k)[0]
 
+    def close(self) -> None:
+        """Let go of the memory of the lists."""
+        self._lists.clear()
+
 
 def _first(row: np.ndarray, maxima: np.ndarray, k: int) -> TopK | None:
     """The largest logit of a row; None if some logit is not finite."""
