@@ -23,12 +23,13 @@ class StepInputs:
     """Writes the batch and the instructions of a step into a STEP record, `step` [1]."""
 
     def __init__(self, step: np.ndarray) -> None:
-        self._words = memoryview(step.view(np.int64))
+        self._words = step.view(np.int64).data
         row = np.zeros(4, np.int32)  # token, sequence, position and index of logits of the only row
         self._held = (row,)
-        self._row = memoryview(row)
+        self._row = row.data
         self._row_addresses = [row.ctypes.data + 4 * i for i in range(4)]
-        self._instructions = self._blocks = np.empty(0)  # those whose addresses the record has
+        self._instructions: np.ndarray | None = None  # those whose addresses the record has
+        self._blocks: np.ndarray | None = None
 
     def set_instructions(self, instructions: np.ndarray) -> None:
         """Let the step run `instructions`, INSTRUCTION [n]."""

@@ -41,7 +41,7 @@ class _Workers:
         self.memory["give_way"] = _give_way_address()
         self.memory["n_threads"] = n_threads
         # The same as a flat list of numbers: NumPy would take a tenth of the time between two steps.
-        self._words = memoryview(self.memory.view(np.int64))
+        self._words = self.memory.view(np.int64).data
         self.closed = False
         self.done = np.zeros((n_threads, 8), np.int64)  # steps that each thread has run, a cache line apart
         # A worker sleeps while it acquires its lock, which only `wake` releases.
