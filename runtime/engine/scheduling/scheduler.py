@@ -85,9 +85,12 @@ class Scheduler:
         Raises what the machine raises, and then every sequence of the step has ended with that error; an
         interrupt (KeyboardInterrupt) ends none.
         """
+        # What runs between two steps finds cold caches: of an ordinary step no more is done than it needs.
         with self.lock:
-            self.drop_cancelled()
-            self._settle_groups()
+            if self._cancelled:
+                self.drop_cancelled()
+            if self.groups:
+                self._settle_groups()
             if self.waiting:
                 self._admit()
         self._drafting.prepare(self.running)
@@ -309,7 +312,8 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
-            self._settle_groups()
+            if self.groups:
+                self._settle_groups()
         self.times.measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
