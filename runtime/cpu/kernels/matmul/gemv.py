@@ -146,8 +146,8 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
 def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
     """The same for formats with blocks of 256 (8 groups).
 
-    The groups are unrolled, so that LLVM loads the shared parts of a block once. Each prefetches its share of a
-    block: many lines asked for at once keep all other loads waiting.
+    The groups are unrolled, so that LLVM loads the shared parts of a block once. Each prefetches its share of
+    a block, since many lines asked for at once keep all other loads waiting.
     """
     n, width = a.n_blocks, a.width
     stats, acc, ahead, last = x + 2 * width, constant(0.0), panel + AHEAD, end - 8 * group_bytes
