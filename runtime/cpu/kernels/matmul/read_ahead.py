@@ -2,8 +2,8 @@
 
 A software prefetch holds one of the few entries for misses of the L1 cache until its line has come. One
 thread of a Zen 4 reads 22 GB/s that way, and 30 if its hardware prefetchers run ahead, which learn from loads
-only: so there a load that nobody waits for takes the place of the prefetch, in formats of which a group's
-products are few enough instructions for the core to look past that load. Numbers: docs/performance.md.
+only: so there a load that nobody waits for takes the place of the prefetch, in a format whose groups are
+whole cache lines and few instructions. Numbers, also of the formats that do not gain: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd.memory import look_at, prefetch, prefetch_far
 from ...simd.dot8 import Codes
 
-ZEN = LANES == 16 and llvm.get_host_cpu_name().startswith("znver")
-LOADED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1") if ZEN else ()  # formats that are read ahead by loads
-TWICE = ("Q8_0",) if ZEN else ()  # formats that are brought into L2 first, then into L1
-NEAR = 2048  # bytes ahead at which the latter comes into L1
-
-# Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
-# more lines at a time than the L1 cache.
-AHEAD, ask_first = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
+# Formats that are read ahead by loads, and the distance in bytes.
+LOADED = ("Q4_1",) if LANES == 16 and llvm.get_host_cpu_name().startswith("znver") else ()
 LOADED_AHEAD = 4096
+
+# Prefetch distance in bytes of all others. With 512-bit vectors it pays to prefetch into the L2 cache, which
+# can wait for more lines at a time than the L1 cache.
+AHEAD, ask_first = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
 
 
 def distance(codes: Codes) -> int:
@@ -56,9 +54,4 @@ def _choose_ask(codes: Any, address: Any) -> Any:
     def by_load(codes: Any, address: Any) -> Any:
         look_at(address)
 
-    def twice(codes: Any, address: Any) -> Any:
-        prefetch_far(address)
-        prefetch(address + (NEAR - AHEAD))
-
-    name = codes.value.name
-    return by_load if name in LOADED else twice if name in TWICE else by_prefetch
+    return by_load if codes.value.name in LOADED else by_prefetch
