@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from ..untrusted import open_file
 from .errors import DamagedFile
+
+_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which `mmap` has no name for
 
 
 class MappedFile:
@@ -52,3 +59,25 @@ class MappedFile:
             return
         page = start // mmap.PAGESIZE * mmap.PAGESIZE
         self.buffer.madvise(mmap.MADV_DONTNEED, page, start + array.nbytes - page)
+
+
+def populate(array: np.ndarray) -> None:
+    """Let the operating system map the pages of a contiguous array of a mapped file at once.
+
+    That is faster than a fault for every few pages when they are read. The GIL is released meanwhile. Where
+    the system cannot do it, nothing happens.
+    """
+    if array.nbytes and (advise := _madvise()) is not None:
+        start: int = array.__array_interface__["data"][0]
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(page, start + array.nbytes - page, _POPULATE_READ)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """The C library's madvise, which unlike that of `mmap` objects releases the GIL; None but on Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes, advise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return cast("Callable[[int, int, int], int]", advise)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Assembly of the CPU kernels for arm64 with sdot, compiled on any machine and never run.
+"""Assembly of the CPU kernels for arm64, compiled on any machine and not run.
 
-    python scripts/arm64_assembly.py [--json] [--leave-out NAME …] [NAME …]
+    python scripts/arm64_assembly.py [--level neon|i8mm] [--json] [--leave-out NAME …] [NAME …]
 
 Prints a line for each kernel whose name contains one of the given words (all without words): instructions,
-how many of some kinds, and the functions it calls. The whole name of a kernel prints its assembly. `--json`
-writes {name: assembly}, which tests/runtime/cpu/simd/test_neon.py reads.
+how many of some kinds, and the functions it calls; and for a kernel of products its inner loop: instructions,
+products, and accesses to the stack, which are vectors that registers had no room for. The whole name of a
+kernel prints its assembly. `--json` writes {name: assembly}, which tests/runtime/cpu/simd/test_neon.py reads.
 
 The process pretends to be arm64 Linux before the package is imported: Numba is told another triple, CPU and
 features, and LLVM's own AArch64 backend writes assembly where there would be machine code.
@@ -27,13 +28,14 @@ from llvmlite.binding import targets
 from numba.core import codegen
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-# Only features that all cores with sdot have.
-FEATURES = {"neon": True, "fp-armv8": True, "fullfp16": True, "dotprod": True}
+# By level, only features that all cores with its products have.
+_SDOT = {"neon": True, "fp-armv8": True, "fullfp16": True, "dotprod": True}
+FEATURES = {"neon": _SDOT, "i8mm": {**_SDOT, "i8mm": True}}
 SHOWN = ("sdot", "smmla", "tbl", "fcvtl", "fmla", "smlal", "scvtf", "ld1r", "dup", "prfm")
 
 
-def pretend_arm64() -> None:
-    """Make this process compile for arm64, and the package choose the level `neon`."""
+def pretend_arm64(level: str) -> None:
+    """Make this process compile for arm64, and the package choose a level of it; nothing can be run."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     host: Any = platform
@@ -41,7 +43,7 @@ def pretend_arm64() -> None:
     modules: list[Any] = [llvm, targets]
     for module in modules:
         module.get_process_triple = module.get_default_triple = lambda: TRIPLE
-        module.get_host_cpu_features = lambda: targets.FeatureMap(FEATURES)
+        module.get_host_cpu_features = lambda: targets.FeatureMap(FEATURES[level])
         module.get_host_cpu_name = lambda: "generic"
 
     def finalize(library: Any, name: str) -> int:
@@ -51,13 +53,11 @@ def pretend_arm64() -> None:
     # Numba optimises and links as usual, but nothing is made executable.
     library: Any = codegen.JITCodeLibrary
     generator: Any = codegen.JITCPUCodegen
-    machine: Any = targets.TargetMachine
     library.get_pointer_to_function = finalize
     library._finalize_specific = lambda self: None
     generator._add_module = lambda self, module: None
     generator.set_env = lambda self, name, env: None
-    machine.emit_object = machine.emit_assembly
-    os.environ["KUKRI_SIMD"] = "neon"
+    os.environ["KUKRI_SIMD"] = level
 
 
 def kernels() -> dict[str, Any]:
@@ -115,6 +115,8 @@ def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
     """
     from kukri.quant.jit.decorators import EntryPoint
 
+    machine: Any = targets.TargetMachine
+    machine.emit_object = machine.emit_assembly
     sources = {name: kernel.entry_point() for name, kernel in kernels().items()}
     sources |= {name: EntryPoint(function) for name, function in instructions().items()}
     chosen = {n: s for n, s in sources.items() if not words or any(word in n for word in words)}
@@ -135,6 +137,27 @@ def calls(text: str) -> list[str]:
     return sorted(set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own)
 
 
+def inner_loop(text: str) -> list[str]:
+    """The instructions of the loop with the most 8-bit products; [] if no loop of one block has any."""
+    blocks = re.split(r"^(\.LBB\w+):.*\n", text, flags=re.MULTILINE)
+    best: list[str] = []
+    for label, block in zip(blocks[1::2], blocks[2::2], strict=True):
+        found = re.findall(r"^\t([a-z].*)", block, re.MULTILINE)
+        if any(re.fullmatch(rf"b\S*\s.*{re.escape(label)}", i) for i in found):
+            best = max(best, found, key=n_products)
+    return best if n_products(best) else []
+
+
+def n_products(found: list[str]) -> int:
+    """How many of some instructions are 8-bit products."""
+    return sum(i.startswith(("sdot", "smmla")) for i in found)
+
+
+def n_spills(found: list[str]) -> int:
+    """How many of some instructions access vectors on the stack."""
+    return sum(bool(re.match(r"(ld|st)\w*\t[qdv].*\[sp", i)) for i in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -142,8 +165,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--leave-out", action="append", default=[], metavar="NAME")
+    parser.add_argument("--level", choices=FEATURES, default="neon")
     options = parser.parse_args()
-    pretend_arm64()
+    pretend_arm64(options.level)
     texts = assembly(options.names, options.leave_out)
     if options.json:
         print(json.dumps(texts))
@@ -154,7 +178,9 @@ def main() -> None:
             return
         found = mnemonics(text)
         kinds = "".join(f", {found[kind]} {kind}" for kind in SHOWN if found[kind])
-        print(f"{name}: {found.total()} instructions{kinds}; calls {', '.join(calls(text)) or 'nothing'}")
+        loop, called = inner_loop(text), ", ".join(calls(text)) or "nothing"
+        inner = f"; inner loop: {len(loop)}, {n_products(loop)} products, {n_spills(loop)} spills"
+        print(f"{name}: {found.total()} instructions{kinds}; calls {called}{inner if loop else ''}")
 
 
 if __name__ == "__main__":

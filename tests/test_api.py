@@ -91,7 +91,7 @@ def test_signatures():
     assert names(kukri.load) == [
         "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate", "task",
         "draft", "lora", "control_vectors", "control_layers", "deterministic", "devices", "split_mode",
-        "cpu_moe", "progress", "warn"
+        "cpu_moe", "weight_cache", "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

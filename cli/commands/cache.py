@@ -17,7 +17,7 @@ from ..console.table import table
 from ..console.wording import count
 
 if TYPE_CHECKING:
-    from ...runtime.sessions.cache_folder import CacheFolder
+    from ...quant.cache_folder import CacheFolder
 
 
 ANSWERS = "answers"  # the kind that has no folder of its own, but that of --cache
@@ -39,7 +39,7 @@ def cache(
         list[str] | None,
         typer.Argument(
             metavar="KIND",
-            help="prompts, conversations or answers; default: all, but clear leaves conversations alone.",
+            help="prompts, weights, conversations or answers; default: all, but clear leaves conversations.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def cache(
 
     `clear` without a KIND deletes what can be made again.
     """
-    from ...runtime.sessions.cache_folder import FOLDERS
+    from ...quant.cache_folder import FOLDERS
 
     for kind in kinds or ():
         if kind not in (*FOLDERS, ANSWERS):

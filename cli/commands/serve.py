@@ -28,6 +28,7 @@ from ..console.options import (
     SplitMode,
     SplitModeFlag,
     Threads,
+    WeightCache,
     cpu_moe_layers,
     flag,
     with_options,
@@ -114,6 +115,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     split_mode: SplitModeFlag = SplitMode.auto
     cpu_moe: CpuMoe = False
     n_cpu_moe: NCpuMoe = None
+    weight_cache: WeightCache = 0
     speculate: Annotated[
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
@@ -154,6 +156,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
+            weight_cache=self.weight_cache << 20,
             parallel=self.parallel,
             speculate=self.speculate.value,
             adapters=self.adapters,

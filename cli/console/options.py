@@ -76,6 +76,15 @@ Devices = Annotated[
     str | None,
     flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
 ]
+WeightCache = Annotated[
+    int,
+    flag(
+        "--weight-cache",
+        metavar="MB",
+        min=0,
+        help="Space on disk for weights as the CPU reads them, for quicker starts; default: 0, keep none.",
+    ),
+]
 EVERY_LAYER = 1 << 20  # more than any model has
 CpuMoe = Annotated[
     bool,

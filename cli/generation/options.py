@@ -25,6 +25,7 @@ from ..console.options import (
     SplitModeFlag,
     TextOrJson,
     Threads,
+    WeightCache,
     cpu_moe_layers,
     flag,
 )
@@ -210,6 +211,7 @@ class GenerationOptions(
     split_mode: SplitModeFlag = SplitMode.auto
     cpu_moe: CpuMoe = False
     n_cpu_moe: NCpuMoe = None
+    weight_cache: WeightCache = 0
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
     ] = False
@@ -315,6 +317,7 @@ class GenerationOptions(
             devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
+            weight_cache=self.weight_cache << 20,
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,

@@ -9,7 +9,7 @@ import secrets
 import time
 from pathlib import Path
 
-from ...runtime.sessions.cache_folder import CONVERSATIONS
+from ...quant.cache_folder import CONVERSATIONS
 
 
 def new_file() -> Path:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...quant.cache_folder import CONVERSATIONS
 from ...quant.safe_files import NewFile
 from ...runtime.hub.errors import ModelNotFound
-from ...runtime.sessions.cache_folder import CONVERSATIONS
 from ..chat.conversation import Conversation, Turn
 from ..console import terminal
 from ..console.explain import explain

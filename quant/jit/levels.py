@@ -11,6 +11,7 @@ avx512vnni     16     vpdpbusd zmm
 avx512         16     vpmaddubsw + vpmaddwd zmm
 avxvnni        8      vpdpbusd ymm
 avx2           8      vpmaddubsw + vpmaddwd ymm
+i8mm           4      sdot; prompts and few rows: smmla
 neon           4      sdot
 plain          8      widening multiplications; any CPU that LLVM knows
 plain16        16     the same in the layouts of AVX-512: slow, to test them on any CPU
@@ -29,6 +30,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from .sysctl import mac_number
+
 # level → lanes
 LEVELS = {
     "amx": 16,
@@ -36,6 +39,7 @@ LEVELS = {
     "avx512": 16,
     "avxvnni": 8,
     "avx2": 8,
+    "i8mm": 4,
     "neon": 4,
     "plain": 8,
     "plain16": 16,
@@ -45,19 +49,28 @@ LEVELS = {
 def cpu_features() -> Any:
     """The features of this CPU under LLVM's names, also to be given to LLVM's code generator.
 
-    LLVM's list is completed by `dotprod` on arm64: LLVM would abort the process at an `sdot` instruction if
-    neither the CPU's name nor its features imply it.
+    LLVM's list is completed by `dotprod` and `i8mm` on arm64: LLVM would abort the process at an `sdot` or
+    `smmla` instruction if neither the CPU's name nor its features imply it.
     """
     has = llvm.get_host_cpu_features()
-    if platform.machine().lower() in ("aarch64", "arm64") and "dotprod" not in has:
-        if platform.system() == "Linux":  # LLVM's list lacks this feature there
-            getauxval = ctypes.CDLL(None).getauxval
-            getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-            at_hwcap, asimddp = 16, 1 << 20
-            has["dotprod"] = bool(getauxval(at_hwcap) & asimddp)
-        elif platform.system() == "Darwin":  # all of Apple's arm64 CPUs have it; LLVM detects nothing there
-            has["dotprod"] = True
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        asked = {"Linux": _linux_features, "Darwin": _mac_features}.get(platform.system(), dict)()
+        for feature, there in asked.items():
+            has.setdefault(feature, there)
     return has
+
+
+def _linux_features() -> dict[str, bool]:
+    """The features of an arm64 CPU that products need, as Linux tells a process about them."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    at_hwcap, asimddp, at_hwcap2, i8mm = 16, 1 << 20, 26, 1 << 13
+    return {"dotprod": bool(getauxval(at_hwcap) & asimddp), "i8mm": bool(getauxval(at_hwcap2) & i8mm)}
+
+
+def _mac_features() -> dict[str, bool]:
+    """The same of a Mac: all of Apple's arm64 CPUs for Macs have `dotprod`, those since the M2 `i8mm`."""
+    return {"dotprod": True, "i8mm": mac_number("hw.optional.arm.FEAT_I8MM") == 1}
 
 
 def supported_levels() -> list[str]:
@@ -75,6 +88,7 @@ def supported_levels() -> list[str]:
         levels += ["avxvnni"] if avx2 and (has.get("avxvnni") or vnni) else []
         levels += ["avx2"] if avx2 else []
     elif platform.machine().lower() in ("aarch64", "arm64"):
+        levels += ["i8mm"] if has.get("dotprod") and has.get("i8mm") else []
         levels += ["neon"] if has.get("dotprod") else []
     return [*levels, "plain", "plain16"]
 
@@ -94,3 +108,4 @@ def pick_level(forced: str | None) -> str:
 CHOSEN_LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
 LEVEL = "avx512vnni" if CHOSEN_LEVEL == "amx" else CHOSEN_LEVEL
 LANES = LEVELS[LEVEL]
+ARM64 = LEVEL in ("i8mm", "neon")

@@ -17,6 +17,7 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, FLOAT_BYTES, PAGE_MULTIPLE
+from .kept_panels import KeptPanels
 from .lowering.base import MachineConfig
 from .lowering.key_offsets import biased_layers, key_offsets
 from .lowering.lower import Lowering, StepList
@@ -30,14 +31,14 @@ LOGITS_BYTES = 64 << 20  # bytes of the logits of a step at most; pages are touc
 class CpuMachine:
     """Runs a Program with Numba kernels; same methods and results as ReferenceMachine, up to rounding.
 
-    The constructor repacks the weights. It calls `release` with tensors, or parts of them, whose bytes in the
-    file are no longer needed, and `progress` with (stage, done, total). `threads` defaults to the physical
-    cores (`default_threads`). `kv_type` is the element type of the KV cache: "f16", "f32", "q8_0", "q4_0", or
-    "auto": f32 if all weights are floats, so that a float model is not rounded; f16 for models whose keys
-    have biases beside attention sinks or a soft cap; otherwise q8_0. `states` holds the states of recurrent
-    ops for `max_sequences` sequences. Raises ValueError if `page_size` is no multiple of `PAGE_MULTIPLE` or
-    `kv_type` is unknown, and UnsupportedModel if there is no kernel for an op. Not for use from two threads
-    at once.
+    The constructor repacks the weights, or maps those that are `kept` on disk. It calls `release` with
+    tensors, or parts of them, whose bytes in the file are no longer needed, and `progress` with (stage, done,
+    total). `threads` defaults to the physical cores (`default_threads`). `kv_type` is the element type of the
+    KV cache: "f16", "f32", "q8_0", "q4_0", or "auto": f32 if all weights are floats, so that a float model is
+    not rounded; f16 for models whose keys have biases beside attention sinks or a soft cap; otherwise q8_0.
+    `states` holds the states of recurrent ops for `max_sequences` sequences. Raises ValueError if `page_size`
+    is no multiple of `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for
+    an op. Not for use from two threads at once.
     Machines whose steps never overlap may share a `team`, that of the first; it ends with that machine.
     """
 
@@ -53,6 +54,7 @@ class CpuMachine:
         progress: Callable[[str, int, int], None] | None = None,
         max_sequences: int = 1,
         team: Team | None = None,
+        kept: KeptPanels | None = None,
     ) -> None:
         if page_size % PAGE_MULTIPLE:
             raise ValueError(
@@ -77,7 +79,7 @@ class CpuMachine:
             key_offsets=key_offsets(program) if self._rotates else {},
             states=tuple(self.states.arrays),
         )
-        self._lowered = Lowering(program, config, release, progress).lower()
+        self._lowered = Lowering(program, config, release, progress, kept).lower()
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
             self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
             for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})

@@ -1,11 +1,16 @@
-"""The default number of threads: the physical cores that this process may use."""
+"""Which processors compute: the default number of threads, and what a Mac is told about them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+from ...quant.jit.sysctl import mac_number
+
+USER_INITIATED = 0x19  # QOS_CLASS_USER_INITIATED of macOS's sys/qos.h: work that a person waits for
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -37,15 +42,15 @@ def _performance_cores() -> int | None:
     """Number of performance cores of a Mac, None elsewhere. Efficiency cores would delay every barrier."""
     if sys.platform != "darwin":
         return None
-    library, count = ctypes.CDLL(None), ctypes.c_int32(0)
-    size = ctypes.c_size_t(ctypes.sizeof(count))
-    for name in (b"hw.perflevel0.physicalcpu", b"hw.physicalcpu"):
-        if (
-            library.sysctlbyname(name, ctypes.byref(count), ctypes.byref(size), None, 0) == 0
-            and count.value > 0
-        ):
-            return count.value
-    return None
+    return mac_number("hw.perflevel0.physicalcpu") or mac_number("hw.physicalcpu") or None
+
+
+def prefer_performance_cores() -> None:
+    """Tell macOS that somebody waits for the calling thread, so that it runs on performance cores; nothing
+    elsewhere. The system may refuse, which changes nothing."""
+    if sys.platform == "darwin":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).pthread_set_qos_class_self_np(ctypes.c_uint(USER_INITIATED), ctypes.c_int(0))
 
 
 def _quota(root: Path) -> float | None:

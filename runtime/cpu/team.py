@@ -17,6 +17,7 @@ import numpy as np
 
 from .abi.records import TEAM
 from .kernels import FOLLOW, LEAD, POST
+from .processors import prefer_performance_cores
 from .simd.panels import aligned_empty
 
 
@@ -63,6 +64,7 @@ class _Workers:
 
     def work(self, thread: int, follow: Any) -> None:
         """The loop of worker number `thread`; `follow` is the compiled kernel of that name."""
+        prefer_performance_cores()
         done = self.done[thread].ctypes.data
         while True:
             self.locks[thread - 1].acquire()

@@ -51,6 +51,8 @@ class LoadOptions:
     - `split_mode`: how several GPUs share a model: by "layers", one part of them each, which "auto" is, or by
       "tensors", where every layer's work is divided.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
+    - `weight_cache`: bytes on disk for weights in the order in which the CPU machine reads them, of all
+      models together; a model whose weights are there starts without repacking them. Default: 0, none.
     """
 
     device: str = "auto"
@@ -69,6 +71,7 @@ class LoadOptions:
     devices: tuple[int, ...] | None = None
     split_mode: str = "auto"
     cpu_moe: int = 0
+    weight_cache: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -95,6 +98,8 @@ class LoadOptions:
             raise ValueError(f"contexts must be from 1 to {MAX_PARALLEL}, not {self.contexts}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")
+        if self.weight_cache < 0:
+            raise ValueError(f"the weight cache cannot have {self.weight_cache} bytes")
         if self.cpu_moe < 0:
             raise ValueError(f"there cannot be {self.cpu_moe} layers whose experts are on the CPU")
         if self.cpu_moe and (self.gpu_layers or len(self.devices or ()) > 1):

@@ -25,6 +25,7 @@ from .options import DEFAULT_PARALLEL, LoadOptions
 from .source import Source
 
 if TYPE_CHECKING:
+    from ..cpu.kept_panels import KeptPanels
     from ..cpu.machine import CpuMachine
     from ..cpu.team import Team
     from ..cuda.driver.device import Device
@@ -278,7 +279,21 @@ class Placing:
             release=self.source.release,
             progress=self.progress,
             team=self.team,
+            kept=self._kept_panels(),
         )
+
+    def _kept_panels(self) -> KeptPanels | None:
+        """The model's weights on disk in the order of the CPU machine, if the options want them there."""
+        if not self.options.weight_cache:
+            return None
+        from ..cpu.kept_panels import KeptPanels
+
+        files = [(path, None) for path in self.source.paths] + [*self.source.adapters]
+        known = [
+            (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, scale)
+            for path, scale in files
+        ]
+        return KeptPanels(repr(known), self.options.weight_cache, self.warn)
 
     def cuda_machine(
         self, device: Device, part: Program, context: int, max_rows: int, group: CardGroup | None = None

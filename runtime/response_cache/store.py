@@ -98,8 +98,8 @@ class Store:
         execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
 
     def _is_ours(self) -> bool:
-        """Whether the file is one of these; False for one that is empty. DamagedFile for another one. Within a
-        transaction, so that the three numbers belong together."""
+        """Whether the file is one of these; False for one that is empty. DamagedFile for another one. Within
+        a transaction, so that the three numbers belong together."""
         application, version = self._number("application_id"), self._number("user_version")
         if (application, version) == (APPLICATION, VERSION):
             return True

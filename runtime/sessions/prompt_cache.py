@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...quant.cache_folder import PROMPTS
 from ...quant.errors import DamagedFile
 from ..engine.sampling.params import SamplingParams
 from ..engine.scheduling.placement import Kept
-from .cache_folder import PROMPTS
 from .kept_file import read_kept_file, write_kept_file
 from .kept_pages import about_cache, from_parts, put_in, to_parts
 

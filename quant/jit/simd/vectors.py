@@ -20,12 +20,12 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic as _typed_intrinsic
 from numba.extending import lower_builtin, models, register_model, typeof_impl
 
-from ..levels import LANES, LEVEL, cpu_features
+from ..levels import ARM64, LANES, cpu_features
 from ..llvm_ir import F32V, I32V, splat
 
 _config: Any = numba.config
-if LEVEL == "neon" and _config.CPU_FEATURES is None:
-    # LLVM's own list may lack `dotprod`, which the level needs: see `cpu_features`.
+if ARM64 and _config.CPU_FEATURES is None:
+    # LLVM's own list may lack what the level needs: see `cpu_features`.
     _config.CPU_FEATURES = cpu_features().flatten()
 
 # Numba's annotations describe the decorated Python function, not the calls in compiled code.

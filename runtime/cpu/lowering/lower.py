@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,10 +13,12 @@ from ....quant.block import QTensor
 from ....quant.jit.kernel_cache import kernel_cache
 from ....quant.jit.levels import LANES
 from ....quant.jit.precompile import compile_kernels
+from ....quant.mapped_file import populate
 from ... import ops
 from ..abi.instructions import Progress
 from ..abi.sizes import FEW_ROWS
 from ..arena import Arena, Region
+from ..kept_panels import KeptPanels, cut_panels, panel_bytes
 from ..kernels import TEAM_KERNELS
 from ..matrix_tiles import usable_tiles
 from ..simd.panels import aligned_empty, repack, repacked_bytes
@@ -92,13 +94,14 @@ class Lowering:
     """Lowers one program by `lower()`.
 
     `release` is called with parts of weights whose bytes in the file are no longer needed, `progress` with
-    (stage, done, total).
+    (stage, done, total). `kept` has the panels on disk, or keeps them there.
     """
 
     program: ops.Program
     config: MachineConfig
     release: Callable[[QTensor], None] | None = None
     progress: Progress | None = None
+    kept: KeptPanels | None = None
     _stopped: bool = field(default=False, init=False)
 
     def lower(self) -> Lowered:
@@ -108,10 +111,15 @@ class Lowering:
             arena.rows(buffer.name, self.config.rows(buffer), 4 * buffer.width)
         of_prompts = TilePrefillLowering if usable_tiles() else PrefillLowering
         weights = {id(weight): in_kernel_format(op, weight) for op, weight in weight_matrices(self.program)}
-        panels = self._allocate_panels(arena, weights)
+        ordered = [*weights.values()]
+        found = self.kept.read(ordered) if self.kept else None
+        # One allocation, which the operating system can back by huge pages.
+        memory = arena.keep(aligned_empty(panel_bytes(ordered)) if found is None else found)
+        panels = dict(zip(weights, cut_panels(ordered, memory), strict=True))
+        fill = self._repack if found is None else self._map
         pool = ThreadPoolExecutor(self.config.n_threads)
         try:
-            repacking = {pool.submit(self._repack, w, panels[k]): w.n_bytes for k, w in weights.items()}
+            repacking = {pool.submit(fill, w, panels[k]): w.n_bytes for k, w in weights.items()}
             matrices = {k: WeightPanels.of(w, panels[k].ctypes.data) for k, w in weights.items()}
             prefill, decode, few_rows = (
                 kind(self.program, self.config, arena, matrices)
@@ -126,6 +134,8 @@ class Lowering:
         finally:
             self._stopped = True
             pool.shutdown(cancel_futures=True)
+        if self.kept and found is None and len(memory):
+            self.kept.write(ordered, memory, lambda i, n: self._report("keeping the weights", i, n))
         length_dependent = prefill.length_dependent | decode.length_dependent
         embeds = [op for op in self.program.ops if isinstance(op, ops.Embed) and id(op.table) not in matrices]
         return Lowered(
@@ -160,24 +170,14 @@ class Lowering:
         if self.progress is not None:
             self.progress(stage, done, total)
 
-    def _allocate_panels(self, arena: Arena, weights: Mapping[int, QTensor]) -> dict[int, np.ndarray]:
-        """Memory for the panels of every weight, by the weight's key in `weights`.
-
-        It is one allocation, which the operating system can back by huge pages.
-        """
-        sizes = {key: repacked_bytes(weight, LANES) for key, weight in weights.items()}
-        memory = arena.keep(aligned_empty(sum(-(-size // 64) * 64 for size in sizes.values())))
-        panels = {}
-        for key, size in sizes.items():
-            panels[key], memory = memory[:size], memory[-(-size // 64) * 64 :]
-        return panels
-
     def _repack(self, weight: QTensor, panels: np.ndarray) -> None:
         """Fill the panels of a weight part by part, so that memory never holds all of file and panels."""
         n_rows, row_bytes = weight.data.shape
         rows = max(1, REPACK_BYTES // (LANES * row_bytes)) * LANES
         for first in range(0, n_rows, rows):
             data = weight.data[first : first + rows]
+            if isinstance(data, np.ndarray):
+                populate(data)
             part = replace(weight, shape=(len(data), weight.shape[1]), data=data)
             start = first * row_bytes
             repack(part, LANES, panels[start : start + repacked_bytes(part, LANES)])
@@ -185,3 +185,9 @@ class Lowering:
                 self.release(part)
             if self._stopped:  # lowering was interrupted or failed
                 return
+
+    def _map(self, unused_weight: QTensor, panels: np.ndarray) -> None:
+        """Map the panels of a weight that are on disk, part by part."""
+        for first in range(0, len(panels), REPACK_BYTES):
+            if not self._stopped:
+                populate(panels[first : first + REPACK_BYTES])

@@ -8,7 +8,7 @@ level                  acc + a₀·b₀ + a₁·b₁
 =====================  =================================
 avx512vnni, avxvnni    vpdpwssd
 avx512, avx2           vpmaddwd + vpaddd
-neon, plain            widening multiplications, additions
+i8mm, neon, plain      widening multiplications, additions
 =====================  =================================
 """
 

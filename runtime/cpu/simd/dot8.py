@@ -8,7 +8,7 @@ level                  acc + Σ of 4 products a lane
 =====================  ========================================
 avx512vnni, avxvnni    vpdpbusd
 avx512, avx2           vpmaddubsw, vpaddw, later vpmaddwd
-neon                   sdot
+i8mm, neon             sdot
 plain, plain16         widening multiplications
 =====================  ========================================
 """
@@ -23,12 +23,12 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from ....quant.jit.levels import LANES, LEVEL
+from ....quant.jit.levels import ARM64, LANES, LEVEL
 from ....quant.jit.llvm_ir import F32V, I8, I8V, I16V, I32_, I32V, all_lanes, beside, call, load, splat
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 
 VNNI = LEVEL in ("avx512vnni", "avxvnni")
-REGISTER = {"neon": "w", "plain": "", "plain16": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
+REGISTER = "w" if ARM64 else {"plain": "", "plain16": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
 
 
 @compile_time
@@ -48,7 +48,7 @@ class Codes:
 
 def broadcast4(builder: Any, address: Any, offset: int) -> Any:
     """The four bytes at `address` + `offset` in every lane; vpbroadcastd from memory."""
-    if LEVEL == "neon":  # sdot takes a lane of a register, so that one load serves four broadcasts
+    if ARM64:  # sdot takes a lane of a register, so that one load serves four broadcasts
         x = load(builder, beside(builder, address, offset // 16 * 16), I32V, 4)
         lane = all_lanes(I32V, offset % 16 // 4)
         return builder.bitcast(builder.shuffle_vector(x, x, lane), I8V)
@@ -124,6 +124,7 @@ def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any
 _ADDS = {
     "avx512vnni": _add_vnni,
     "avxvnni": _add_vnni,
+    "i8mm": _add_neon,
     "neon": _add_neon,
     "plain": _add_plain,
     "plain16": _add_plain,
@@ -240,7 +241,7 @@ def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
         lut = ir.Constant(ir.VectorType(I8, 16), ir.Undefined)
         for i, entry in enumerate(entries):
             lut = builder.insert_element(lut, entry, ir.Constant(I32_, i))
-        if LEVEL == "neon":
+        if ARM64:
             return builder.bitcast(call(builder, "llvm.aarch64.neon.tbl1.v16i8", I8V, lut, where), I32V)
         order = [ir.Constant(I32_, i % 16) for i in range(4 * LANES)]
         lut = builder.shuffle_vector(lut, lut, ir.Constant(ir.VectorType(I32_, 4 * LANES), order))

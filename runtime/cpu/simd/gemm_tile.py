@@ -4,8 +4,9 @@ Both operands are packed into records at constant offsets, the same for all bloc
 
 * weights, one record a group of 32 columns: for each panel 8 I32 of codes, then for each panel its factors
   (`TileCodes.factors` of them, F32 with a lane a row): scale(s), then negative minimum(s), if there are any;
-* activations, one record a group: for each token 32 int8 codes; then, float32 [TOKENS] each, the scales, the
-  sums of the 32 values, of the first 16 and of the last 16.
+* activations, one record a group: for each token 32 int8 codes, or for each TOGETHER tokens 8 codes of each
+  in turn; then, float32 [TOKENS] each, the scales, the sums of the 32 values, of the first 16 and of the last
+  16.
 
 With 16 vector registers a tile is 2 panels x 3 tokens: six integer sums, six float32 accumulators, two words
 of weights and one broadcast word of activations. With 32 registers it is 2 panels x 6 tokens.
@@ -21,23 +22,32 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from ....quant.jit.levels import LEVEL
+from ....quant.jit.levels import ARM64, LEVEL
 from ....quant.jit.llvm_ir import (
     F32V,
-    FLOAT,
     I8V,
     I32V,
     I64,
     all_lanes,
     beside,
     load,
-    multiply_add,
-    splat,
     store,
 )
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
-from .dot8 import VNNI, Codes, Sums, broadcast4
-from .tile_sizes import GROUP, GROUP_SUMS, HIGH_SUMS, LOW_SUMS, PANELS, SCALES, TOKENS, VECTOR, weights_record
+from .dot8 import VNNI, Codes
+from .matrix_products import in_pairs
+from .tile_group import Factors, Group, token_offset
+from .tile_sizes import (
+    GROUP,
+    GROUP_SUMS,
+    HIGH_SUMS,
+    LOW_SUMS,
+    PANELS,
+    SCALES,
+    TOKENS,
+    VECTOR,
+    weights_record,
+)
 
 
 @compile_time
@@ -73,6 +83,8 @@ def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
         limit, signed, offset = 255, False, 128  # vpdpbusd takes unsigned weights
     elif signed and codes.limit < 64 and LEVEL in ("avx512", "avx2"):
         limit, signed, offset = 2 * codes.limit, False, codes.limit  # unsigned ones can be summed in 16 bits
+    elif ARM64:
+        signed, offset = True, 0  # sdot and smmla take signed ones, so that no offset is left
     return TileCodes(limit, signed, halves, minimum or offset != 0, offset, offset - codes.zero)
 
 
@@ -86,13 +98,12 @@ def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) ->
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         before, w, at, _ = values
         totals = cgutils.unpack_tuple(builder, before, PANELS * TOKENS)
-        xs = [beside(builder, at, GROUP * t) for t in range(TOKENS)]
-        scales_at = [beside(builder, at, SCALES + 4 * t) for t in range(TOKENS)]
-        group = _Group(builder, w, xs, scales_at, codes.value)
+        xs = [beside(builder, at, token_offset(t)) for t in range(TOKENS)]
+        group = Group(builder, w, xs, Factors(builder, beside(builder, at, SCALES)), codes.value)
         for half in range(1 + codes.value.halves):
             first = (LOW_SUMS, HIGH_SUMS)[half] if codes.value.halves else GROUP_SUMS
-            minima = [beside(builder, at, first + 4 * t) for t in range(TOKENS)]
-            totals = group.add(totals, half, minima if codes.value.minimum else None)
+            sums_of_x = Factors(builder, beside(builder, at, first)) if codes.value.minimum else None
+            totals = group.add(totals, half, sums_of_x)
         return context.make_tuple(builder, sig.return_type, totals)
 
     return signature(sums, sums, types.int64, types.int64, codes), codegen
@@ -124,6 +135,22 @@ def shift_codes(typingctx: Any, word: Any, codes: Any) -> Any:
         return builder.bitcast(builder.sub(word, all_lanes(I8V, 128 - shift)), I32V)
 
     return signature(I32, I32, codes), codegen
+
+
+@intrinsic
+def in_tile_order(typingctx: Any, first: Any, second: Any) -> Any:
+    """Two consecutive words of codes in the order of the record of weights: (I32, I32).
+
+    At level i8mm the first two rows come first, 8 columns of each, then the other two; elsewhere they stay.
+    """
+    kinds = types.UniTuple(I32, 2)
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        if LEVEL == "i8mm":
+            values = in_pairs(builder, *values)
+        return context.make_tuple(builder, kinds, values)
+
+    return signature(kinds, I32, I32), codegen
 
 
 ACCUMULATORS = types.UniTuple(F32, PANELS * TOKENS)
@@ -178,7 +205,8 @@ def add_residuals(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> A
         xs, slots = rows[:TOKENS], rows[TOKENS:]
         at = [beside(builder, slots[t], p * TOKENS * VECTOR) for p in range(PANELS) for t in range(TOKENS)]
         totals = [load(builder, a, F32V, 4) for a in at]
-        group = _Group(builder, w, xs, [beside(builder, x, GROUP) for x in xs], codes.value)
+        scales = Factors(builder, [beside(builder, x, GROUP) for x in xs])
+        group = Group(builder, w, xs, scales, codes.value, in_record=False)
         for half in range(1 + codes.value.halves):
             totals = group.add(totals, half, None)
         for a, total in zip(at, totals, strict=True):
@@ -186,55 +214,3 @@ def add_residuals(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> A
         return context.get_dummy_value()
 
     return signature(types.none, types.int64, types.int64, codes), codegen
-
-
-class _Group:
-    """LLVM IR of the products of one group of 32 columns.
-
-    `w` is the address of the record of weights, `xs` the addresses of the tokens' codes, `scales` the
-    addresses of their scales.
-    """
-
-    def __init__(self, builder: Any, w: Any, xs: list, scales: list, codes: TileCodes) -> None:
-        self.builder, self.w, self.xs, self.scales, self.codes = builder, w, xs, scales, codes
-
-    def _vector(self, index: int, kind: Any) -> Any:
-        """Vector number `index` of the record of weights."""
-        return load(self.builder, beside(self.builder, self.w, index * VECTOR), kind, 4)
-
-    def _broadcast(self, address: Any) -> Any:
-        """The float32 at an address in every lane."""
-        b = self.builder
-        return splat(b, load(b, address, FLOAT, 4), F32V)
-
-    def add(self, totals: list, half: int, sums_at: list | None) -> list:
-        """totals + the products of the whole group, or of half number `half` of it.
-
-        With `sums_at`, the addresses of the tokens' activation sums, also adds minimum · activation sum.
-        """
-        b, codes = self.builder, self.codes
-        count = 4 if codes.halves else 8
-        cells = [(p, t) for p in range(PANELS) for t in range(TOKENS)]
-        sums = Sums(b, cells, codes.limit, codes.signed)
-        for i in range(half * count, half * count + count):
-            words = [sums.prepare(self._vector(8 * p + i, I8V)) for p in range(PANELS)]
-            for t in range(TOKENS):
-                x = broadcast4(b, self.xs[t], 4 * i)
-                for p in range(PANELS):
-                    sums.add((p, t), words[p], x)
-            sums.keep_order()
-        out = list(totals)
-        first = [8 * PANELS + p * codes.factors + half for p in range(PANELS)]
-        scales = [self._vector(at, F32V) for at in first]
-        if sums_at is not None:
-            minima = [self._vector(at + 1 + codes.halves, F32V) for at in first]
-        for t in range(TOKENS):
-            scale = self._broadcast(self.scales[t])
-            total = self._broadcast(sums_at[t]) if sums_at is not None else None
-            for p in range(PANELS):
-                k = p * TOKENS + t
-                value = b.sitofp(sums.total((p, t)), F32V)
-                out[k] = multiply_add(b, value, b.fmul(scales[p], scale), out[k])
-                if total is not None:
-                    out[k] = multiply_add(b, minima[p], total, out[k])
-        return out

@@ -13,10 +13,25 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from ....quant.jit.llvm_ir import F32V, FLOAT, I8V, I32_, all_lanes, beside, load, multiply_add, splat, store
+from ....quant.jit.llvm_ir import (
+    F32V,
+    FLOAT,
+    I8V,
+    I32_,
+    I32V,
+    all_lanes,
+    beside,
+    load,
+    multiply_add,
+    splat,
+    store,
+)
 from ....quant.jit.simd.vectors import intrinsic
 from .dot8 import VNNI, Sums, broadcast4
-from .tile_sizes import GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE, VECTOR
+from .matrix_products import in_pairs, joined, smmla
+from .tile_sizes import GROUP_SUM, HIGH_SUM, LOW_SUM, PANELS, RESIDUAL_SCALE, SCALE, VECTOR
+
+ROW_SUMS = PANELS * VECTOR  # bytes of the accumulators of a row
 
 
 @intrinsic
@@ -35,15 +50,47 @@ def add_row_products(
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         at, packed, _, x, residual, stats = values
-        panels = []
-        for i, panel in enumerate(cgutils.unpack_tuple(builder, packed, len(kinds))):
-            members = cgutils.unpack_tuple(builder, panel, len(kinds[i]))
-            panels.append(_Panel(builder, members, kinds[i], codes.value))
+        panels = _panels(builder, packed, kinds, codes.value)
         _Row(builder, panels, codes.value, x, builder.add(x, residual), stats).add(at)
         return context.get_dummy_value()
 
     i64 = types.int64
     return signature(types.none, i64, weights, codes, i64, i64, i64), codegen
+
+
+@intrinsic
+def add_two_rows_products(
+    typingctx: Any, sums: Any, weights: Any, codes: Any, x: Any, x_stride: Any, residual: Any, stats: Any
+) -> Any:
+    """The same with two rows, by smmla, for formats with a scale for 32 columns.
+
+    The second row's codes and GROUP_STATS are `x_stride` bytes behind the first's, its sums ROW_SUMS bytes.
+    """
+    if not isinstance(weights, types.BaseTuple):
+        return None
+    kinds: Any = weights
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        at, packed, _, x, stride, residual, stats = values
+        panels = _panels(builder, packed, kinds, codes.value)
+        rows = [
+            _Row(builder, panels, codes.value, x, builder.add(x, residual), stats)
+            for x, stats in ((x, stats), (builder.add(x, stride), builder.add(stats, stride)))
+        ]
+        _TwoRows(builder, panels, rows).add([at, beside(builder, at, ROW_SUMS)])
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return signature(types.none, i64, weights, codes, i64, i64, i64, i64), codegen
+
+
+def _panels(builder: Any, packed: Any, kinds: Any, codes: Any) -> list[_Panel]:
+    """The panels of a tuple of what `unpack` returned for each, of Numba's types `kinds`."""
+    panels = []
+    for i, panel in enumerate(cgutils.unpack_tuple(builder, packed, len(kinds))):
+        members = cgutils.unpack_tuple(builder, panel, len(kinds[i]))
+        panels.append(_Panel(builder, members, kinds[i], codes))
+    return panels
 
 
 class _Panel:
@@ -70,7 +117,7 @@ class _Row:
         self.x, self.residual, self.stats = x, residual, stats
         self.offset = codes.zero + (128 if codes.signed and VNNI else 0)
 
-    def _broadcast(self, offset: int) -> Any:
+    def broadcast(self, offset: int) -> Any:
         """The float32 at an offset of the statistics in every lane."""
         b = self.builder
         return splat(b, load(b, beside(b, self.stats, offset), FLOAT, 4), F32V)
@@ -92,12 +139,16 @@ class _Row:
 
     def add(self, at: Any) -> None:
         """Add the products to the F32 of the panels, one behind the other from address `at` on."""
+        scale = self.broadcast(SCALE)
+        products = [[self.builder.fmul(dot, scale) for dot in dots] for dots in self._dots(self.x)]
+        self.finish(at, self._add_residuals(products))
+
+    def finish(self, at: Any, products: list[list]) -> None:
+        """Apply the weights' scales and minima, and add to the F32 of the panels from address `at` on."""
         b, parts = self.builder, len(self.panels[0].words)
-        scale = self._broadcast(SCALE)
-        products = self._add_residuals([[b.fmul(dot, scale) for dot in dots] for dots in self._dots(self.x)])
         sums = []
         if self.offset or self.panels[0].minima:
-            sums = [self._broadcast(i) for i in ((LOW_SUM, HIGH_SUM) if parts == 2 else (GROUP_SUM,))]
+            sums = [self.broadcast(i) for i in ((LOW_SUM, HIGH_SUM) if parts == 2 else (GROUP_SUM,))]
         for p, panel in enumerate(self.panels):
             to = beside(b, at, p * VECTOR)
             total = load(b, to, F32V, 4)
@@ -115,20 +166,71 @@ class _Row:
         scale_bits = load(b, beside(b, self.stats, RESIDUAL_SCALE), I32_, 4)
         without = b.block
         with b.if_then(b.icmp_signed("!=", scale_bits, ir.Constant(I32_, 0)), likely=False):
-            scale = self._broadcast(RESIDUAL_SCALE)
+            scale = self.broadcast(RESIDUAL_SCALE)
             added = [
                 [multiply_add(b, dot, scale, product) for dot, product in zip(*pair, strict=True)]
                 for pair in zip(self._dots(self.residual), products, strict=True)
             ]
             within = b.block
         return [
-            [self._either(product, without, more, within) for product, more in zip(*pair, strict=True)]
+            [_either(b, product, without, more, within) for product, more in zip(*pair, strict=True)]
             for pair in zip(products, added, strict=True)
         ]
 
-    def _either(self, a: Any, after_a: Any, b: Any, after_b: Any) -> Any:
-        """The F32 `a` if control comes from block `after_a`, `b` if it comes from `after_b`."""
-        phi = self.builder.phi(F32V)
-        phi.add_incoming(a, after_a)
-        phi.add_incoming(b, after_b)
-        return phi
+
+class _TwoRows:
+    """LLVM IR of the products of two rows' groups with the same group of some panels, by smmla.
+
+    Products with residual codes are computed for both rows if one has some.
+    """
+
+    def __init__(self, builder: Any, panels: list[_Panel], rows: list[_Row]) -> None:
+        self._builder, self._rows = builder, rows
+        self._weights = []  # of each panel, for each 8 columns: two rows, and the other two
+        for panel in panels:
+            words = [builder.bitcast(word, I32V) for word in panel.words[0]]
+            self._weights.append([in_pairs(builder, *words[i : i + 2]) for i in range(0, 8, 2)])
+
+    def add(self, at: list) -> None:
+        """Add the products to the F32 of the panels, from one address on for each row."""
+        b, rows = self._builder, self._rows
+        dots = self._dots([row.x for row in rows])
+        scales = [row.broadcast(SCALE) for row in rows]
+        products = [[b.fmul(dot, scales[i]) for dot in dots[i]] for i in range(2)]
+        bits = [load(b, beside(b, row.stats, RESIDUAL_SCALE), I32_, 4) for row in rows]
+        before, zero = b.block, ir.Constant(I32_, 0)
+        with b.if_then(b.icmp_signed("!=", b.or_(*bits), zero), likely=False):
+            dots, added = self._dots([row.residual for row in rows]), []
+            for i, row in enumerate(rows):
+                scale, has = row.broadcast(RESIDUAL_SCALE), b.icmp_signed("!=", bits[i], zero)
+                for dot, product in zip(dots[i], products[i], strict=True):
+                    added.append(b.select(has, multiply_add(b, dot, scale, product), product))
+            within = b.block
+        last = products[0] + products[1]
+        chosen = [_either(b, a, before, c, within) for a, c in zip(last, added, strict=True)]
+        for i, row in enumerate(rows):
+            own = chosen[i * len(row.panels) : (i + 1) * len(row.panels)]
+            row.finish(at[i], [[product] for product in own])
+
+    def _dots(self, xs: list) -> list[list]:
+        """Σ code · activation, F32, by row and panel; `xs` are the addresses of the rows' 32 activations."""
+        b = self._builder
+        columns: list = []
+        for i in (0, 16):
+            columns += joined(b, *(load(b, beside(b, x, i), I32V, 4) for x in xs))
+        dots: list[list] = [[], []]
+        for weights in self._weights:
+            low = high = all_lanes(I32V, 0)
+            for x, (first, last) in zip(columns, weights, strict=True):
+                low, high = smmla(b, low, x, first), smmla(b, high, x, last)
+            for i, total in enumerate(joined(b, low, high)):
+                dots[i].append(b.sitofp(total, F32V))
+        return dots
+
+
+def _either(builder: Any, a: Any, after_a: Any, b: Any, after_b: Any) -> Any:
+    """The F32 `a` if control comes from block `after_a`, `b` if it comes from `after_b`."""
+    phi = builder.phi(F32V)
+    phi.add_incoming(a, after_a)
+    phi.add_incoming(b, after_b)
+    return phi

@@ -7,6 +7,8 @@ from ....quant.jit.levels import LANES, LEVEL
 PANELS = 2  # panels of weights in a tile
 # Rows of activations in a tile: as many as the level's vector registers have room for.
 TOKENS = 3 if LEVEL in ("avxvnni", "avx2", "plain") else 6
+# Rows of a tile whose codes lie together, 8 columns of each in turn, as `smmla` takes them.
+TOGETHER = 2 if LEVEL == "i8mm" else 1
 GROUP = 32  # columns whose products are summed as integers, and whose activations share a scale
 VECTOR = 4 * LANES  # bytes of a vector register
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
@@ -18,6 +20,7 @@ SCALES, GROUP_SUMS, LOW_SUMS, HIGH_SUMS = (TOKENS * (GROUP + 4 * i) for i in ran
 # the codes, scale of the residual codes, sum of the dequantised values, sums of the first and the last 16.
 GROUP_STATS = 5
 SCALE, RESIDUAL_SCALE, GROUP_SUM, LOW_SUM, HIGH_SUM = (4 * i for i in range(GROUP_STATS))
+CODES_GAP = 8 * (TOGETHER - 1)  # bytes between 8 columns of a row in a record and its next 8 columns
 MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each
 
 

@@ -56,7 +56,8 @@ def test_the_same_beginning_starts_from_a_file(
     assert (beams[0] if isinstance(beams, list) else beams)["text"]
 
     told = json.loads(llm_inside("cache", "stats", "-o", "json", env=home).stdout)
-    prompts, conversations = told
+    prompts, weights, conversations = told
+    assert (weights["kind"], weights["files"]) == ("weights", 0)
     assert (prompts["kind"], prompts["files"], conversations["files"]) == ("prompts", 4, 0)
     assert prompts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     shown = llm_inside("cache", env=home).stdout.decode()
@@ -105,7 +106,7 @@ def test_answers_are_computed_once(llm_inside: Run, tiny: Path, home: dict[str, 
     assert rows["what?"] == first["text"]
 
     told = json.loads(llm_inside("cache", "stats", "--cache", folder, "-o", "json", env=home).stdout)
-    assert [each["kind"] for each in told] == ["prompts", "conversations", "answers"]
+    assert [each["kind"] for each in told] == ["prompts", "weights", "conversations", "answers"]
     assert (told[-1]["files"], told[-1]["bytes"] > 0) == (3, True)
     assert "name" in failed(llm_inside("cache", "clear", "answers", env=home), 2)
     cleared = llm_inside("cache", "clear", "answers", "--cache", folder, env=home)
@@ -119,3 +120,23 @@ def test_a_folder_that_cannot_be_one(llm_inside: Run, tiny: Path, tmp_path: Path
         assert "is damaged" in failed(llm_inside(*command, "--cache", tmp_path), 5)
     (tmp_path / "file").write_text("")
     assert "file" in failed(llm_inside("run", "-m", tiny, "hi", "--cache", tmp_path / "file"), 1)
+
+
+def test_weights_are_kept(llm_inside: Run, tiny: Path, home: dict[str, str]) -> None:
+    def run(*flags: object) -> bytes:
+        done = llm_inside("run", "-m", tiny, "--device", "cpu", "-t", 0, "-n", 6, *flags, "what?", env=home)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def kept() -> int:
+        told = json.loads(llm_inside("cache", "stats", "weights", "-o", "json", env=home).stdout)
+        return int(told[0]["files"])
+
+    plain = run()
+    assert kept() == 0
+    assert run("--weight-cache", 100) == plain
+    assert kept() == 1
+    assert run("--weight-cache", 100) == plain
+    assert kept() == 1
+    assert b"weights: 1 file" in llm_inside("cache", "clear", env=home).stderr
+    assert kept() == 0

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from kukri.cli.keeping.keeper import Keeper, at_rest
-from kukri.runtime.sessions.cache_folder import CONVERSATIONS
+from kukri.quant.cache_folder import CONVERSATIONS
 from kukri.runtime.sessions.session_file import (
     SavedConversation,
     SavedSession,

@@ -33,7 +33,7 @@ from kukri.runtime.cpu.kernels import (
 from kukri.runtime.cpu.kernels.matmul.gemv import STATS_BYTES
 from kukri.runtime.cpu.kernels.matmul.quantize import OUTLIER, RESIDUAL_STEPS
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
-from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, RESIDUAL, SCALES, TOKENS
+from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, RESIDUAL, SCALES, TOGETHER, TOKENS
 
 RNG = np.random.default_rng(11)
 SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes would make NaN
@@ -118,8 +118,9 @@ class Tiles:
     def represented(self) -> np.ndarray:
         """The float64 values that the tiles stand for."""
         records = self.memory[0][: self.tiles * self.groups * RECORD].reshape(-1, self.groups, RECORD)
-        first = records[..., : TOKENS * GROUP].reshape(-1, self.groups, TOKENS, GROUP).view(np.int8)
-        first = first.transpose(0, 2, 1, 3).reshape(-1, self.groups, GROUP)[: self.n]
+        shape = (self.tiles, self.groups, TOKENS // TOGETHER, GROUP // 8, TOGETHER, 8)
+        first = records[..., : TOKENS * GROUP].reshape(shape).view(np.int8)
+        first = first.transpose(0, 2, 4, 1, 3, 5).reshape(-1, self.groups, GROUP)[: self.n]
         values = first * self.stats(0).astype(np.float64)[..., None]
         values += (
             self._residuals()[..., :GROUP].view(np.int8)

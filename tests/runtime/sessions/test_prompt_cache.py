@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kukri.quant.cache_folder import CONVERSATIONS, PROMPTS, CacheFolder
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.sessions import prompt_cache as module
-from kukri.runtime.sessions.cache_folder import CONVERSATIONS, PROMPTS, CacheFolder
 from kukri.runtime.sessions.prompt_cache import PIECE, PromptCache
 
 from ...tiny_model import write_tiny_model

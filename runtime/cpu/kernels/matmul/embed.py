@@ -14,7 +14,7 @@ from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import tile_layout
-from ...simd.tile_sizes import GROUP, PANELS, VECTOR
+from ...simd.tile_sizes import GROUP, PANELS, TOGETHER, VECTOR
 from ..common.access import record_reader, step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import partition_rows
@@ -51,7 +51,10 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
                 scale, offset = load_f32(first), np.float32(0.0)
                 if minimum:
                     offset = load_f32(first + (factors // 2) * VECTOR)
-                word = load_i32(scratch + i * VECTOR + 4 * lane)
+                at = scratch + i * VECTOR + 4 * lane
+                if in_pairs:  # of words, then of rows: `simd.gemm_tile.in_tile_order`
+                    at = scratch + (i // 2 * 2 + lane // 2) * VECTOR + lane % 2 * 8 + i % 2 * 4
+                word = load_i32(at)
                 for b in range(4):
                     code = (word >> (8 * b)) & 255
                     if signed and code > 127:
@@ -63,7 +66,7 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
         stride = FLOAT_BYTES[name] * LANES
         return floats
     tile = TILE_CODES[name]
-    signed, minimum = tile.signed, tile.minimum
+    signed, minimum, in_pairs = tile.signed, tile.minimum, TOGETHER == 2
     return blocks
 
 

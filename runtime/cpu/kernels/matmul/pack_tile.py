@@ -12,7 +12,7 @@ from .....quant.jit.decorators import jit
 from .....quant.jit.simd.arithmetic import splat_f32
 from .....quant.jit.simd.memory import storev_f32, storev_i32
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, shift_codes, tile_codes
+from ...simd.gemm_tile import TileCodes, in_tile_order, shift_codes, tile_codes
 from ...simd.tile_sizes import PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
@@ -24,10 +24,12 @@ TILE_CODES: dict[str, TileCodes] = {
 @jit
 def _store_words(words: Any, codes: TileCodes, at: int) -> None:
     """Write four I32 of codes to address `at`."""
-    storev_i32(at, shift_codes(words[0], codes))
-    storev_i32(at + VECTOR, shift_codes(words[1], codes))
-    storev_i32(at + 2 * VECTOR, shift_codes(words[2], codes))
-    storev_i32(at + 3 * VECTOR, shift_codes(words[3], codes))
+    first, second = in_tile_order(shift_codes(words[0], codes), shift_codes(words[1], codes))
+    storev_i32(at, first)
+    storev_i32(at + VECTOR, second)
+    first, second = in_tile_order(shift_codes(words[2], codes), shift_codes(words[3], codes))
+    storev_i32(at + 2 * VECTOR, first)
+    storev_i32(at + 3 * VECTOR, second)
 
 
 def store_group(weights: Any, codes: Codes, tile: TileCodes, record: int, panel: int) -> None:

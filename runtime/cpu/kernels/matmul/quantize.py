@@ -40,6 +40,7 @@ from .....quant.jit.simd.arithmetic import (
 from .....quant.jit.simd.memory import load_i32, loadv_f32, store_f32, store_i32, storev_i8
 from ...abi.records import QUANTIZE
 from ...simd.tile_sizes import (
+    CODES_GAP,
     GROUP,
     GROUP_STATS,
     GROUP_SUM,
@@ -53,6 +54,7 @@ from ...simd.tile_sizes import (
     RESIDUAL_SCALE,
     SCALE,
     SCALES,
+    TOGETHER,
     TOKENS,
 )
 from ..common.access import record_reader, step_at
@@ -85,12 +87,15 @@ def _largest(x: int) -> Any:
 
 
 @jit
-def _codes(x: int, inverse: Any, out: int) -> Any:
-    """Quantise 16 float32 at `x` to int8 codes at `out`, `inverse` being 1 / scale; returns their sum."""
+def _codes(x: int, inverse: Any, out: int, gap: int) -> Any:
+    """Quantise 16 float32 at `x` to int8 codes at `out`, `inverse` being 1 / scale; returns their sum.
+
+    There are `gap` bytes between the first 8 codes and the others.
+    """
     total = splat_i32(np.int32(0))
     for i in range(0, 16, LANES):
         code = to_i32(round_even(loadv_f32(x + 4 * i) * inverse))
-        storev_i8(out + i, code)
+        storev_i8(out + i + i // 8 * gap, code)
         total = total + code
     return lane_sum_i32(total)
 
@@ -108,18 +113,19 @@ def _residual_codes(x: int, inverse: Any, out: int) -> Any:
 
 
 @jit
-def _quantize_group(x: int, threshold: Any, codes: int, residual: int) -> Any:
+def _quantize_group(x: int, threshold: Any, codes: int, gap: int, residual: int) -> Any:
     """Quantise 32 float32 at `x`: codes to address `codes`, residual codes (if any) to address `residual`.
 
-    Returns (scale, residual scale, sum of the first 16 dequantised values, sum of the last 16).
+    There are `gap` bytes between 8 codes and the next 8, but not between residual codes. Returns (scale,
+    residual scale, sum of the first 16 dequantised values, sum of the last 16).
     """
     largest = _largest(x)
     if threshold != threshold:  # a NaN anywhere in the row makes all products NaN
         largest = threshold
     scale = largest / np.float32(127.0)
     inverse = splat_f32(np.float32(127.0) / largest if largest > 0 else np.float32(0.0))
-    low = np.float32(_codes(x, inverse, codes)) * scale
-    high = np.float32(_codes(x + 64, inverse, codes + 16)) * scale
+    low = np.float32(_codes(x, inverse, codes, gap)) * scale
+    high = np.float32(_codes(x + 64, inverse, codes + 16 + 2 * gap, gap)) * scale
     residual_scale = np.float32(0.0)
     if largest > threshold:
         residual_scale = scale / np.float32(RESIDUAL_STEPS)
@@ -133,7 +139,7 @@ def _quantize_row(x: int, width: int, codes: int) -> None:
     """Quantise float32 [width] at `x` to codes, residual codes and GROUP_STATS at address `codes`."""
     stats, threshold = codes + 2 * width, _threshold(x, width)
     for _ in range(width // GROUP):
-        scale, residual_scale, low, high = _quantize_group(x, threshold, codes, codes + width)
+        scale, residual_scale, low, high = _quantize_group(x, threshold, codes, 0, codes + width)
         store_f32(stats + SCALE, scale)
         store_f32(stats + RESIDUAL_SCALE, residual_scale)
         store_f32(stats + GROUP_SUM, low + high)
@@ -179,8 +185,10 @@ def quantize_tiles(arguments: int, step: int, thread: int) -> None:
             for _ in range(groups):
                 scale = residual_scale = low = high = np.float32(0.0)
                 if row < n:
-                    codes = stats + GROUP * t
-                    scale, residual_scale, low, high = _quantize_group(x, threshold, codes, residual)
+                    codes = stats + GROUP * (t - t % TOGETHER) + 8 * (t % TOGETHER)
+                    scale, residual_scale, low, high = _quantize_group(
+                        x, threshold, codes, CODES_GAP, residual
+                    )
                 store_f32(stats + SCALES + 4 * t, scale)
                 store_f32(stats + GROUP_SUMS + 4 * t, low + high)
                 store_f32(stats + LOW_SUMS + 4 * t, low)

@@ -17,18 +17,16 @@ from .....quant.jit.levels import LANES, LEVEL
 from .....quant.jit.simd.memory import loadv_f32, prefetch, storev_f32
 from ...simd.dot8 import Codes
 from ...simd.panels import PLANES
-from ...simd.row_products import add_row_products
+from ...simd.row_products import ROW_SUMS, add_row_products, add_two_rows_products
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
 from ..common.access import step_at
 from ..common.partition import partition, rows_within
 from ..common.vector_math import constant
 from .epilogue import expert_rows, finish, gated_outputs, matmul_at
 from .gemv import STATS_BYTES
-from .unpack import CODES, unpack
+from .unpack import CODES, HALVES, unpack
 
 AHEAD = 4096  # prefetch distance in bytes
-
-ROW_SUMS = PANELS * VECTOR  # bytes of the accumulators of a row
 
 
 def _multiply_pair(codes: Codes) -> Callable:
@@ -54,6 +52,21 @@ def _multiply_pair(codes: Codes) -> Callable:
             sums += ROW_SUMS
 
     @jit
+    def multiply_pairs(a: Any, n: int, weights: Any, g: int, x: int, sums: int) -> None:
+        """The same by two rows at a time; the last of an odd number is multiplied twice, once for nothing."""
+        stats = x + 2 * a.width + g * STATS_BYTES
+        x += g * GROUP
+        for row in range(0, n, 2):
+            stride = a.x_stride if row + 1 < n else 0
+            add_two_rows_products(sums, weights, codes, x, stride, a.width, stats)
+            x += 2 * a.x_stride
+            stats += 2 * a.x_stride
+            sums += 2 * ROW_SUMS
+
+    # Where a group has two scales, joining the sums of both halves costs what smmla saves.
+    multiply = multiply_pairs if LEVEL == "i8mm" and codes.name not in HALVES else multiply_rows
+
+    @jit
     def both(a: Any, n: int, left: int, right: int, x: int, sums: int) -> None:
         """Add the products of both panels with n quantised rows from `x` on to F32 [n, PANELS] at `sums`."""
         ahead = AHEAD
@@ -62,7 +75,7 @@ def _multiply_pair(codes: Codes) -> Callable:
             prefetch_group(right + ahead)
             ahead += group_bytes
             weights = (unpack(codes, left, a.n_blocks, g), unpack(codes, right, a.n_blocks, g))
-            multiply_rows(a, n, weights, g, x, sums)
+            multiply(a, n, weights, g, x, sums)
 
     @jit
     def one_by_one(a: Any, n: int, left: int, right: int, x: int, sums: int) -> None:
@@ -76,7 +89,7 @@ def _multiply_pair(codes: Codes) -> Callable:
                 weights = (unpack(codes, panel, a.n_blocks, g),)
                 multiply_rows(a, n, weights, g, x, sums + second * VECTOR)
 
-    return both if LEVEL in ("avx512vnni", "avx512", "neon") else one_by_one
+    return both if LEVEL in ("avx512vnni", "avx512", "i8mm", "neon") else one_by_one
 
 
 def _skinny_gemm(codes: Codes) -> EntryPoint:

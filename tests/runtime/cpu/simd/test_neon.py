@@ -1,17 +1,21 @@
-"""The level `neon` on machines that are not arm64: the kernels are compiled for it, and read.
+"""The levels of arm64 on other machines: the kernels are compiled for them, and read.
 
-A process of its own pretends to be arm64 Linux and compiles (scripts/arm64_assembly.py); nothing of it runs.
-On arm64 itself all other tests of the kernels run at this level.
+A process of its own pretends to be arm64 Linux and compiles (scripts/arm64_assembly.py); nothing of it runs
+here, but test_emulated.py runs it. At level `i8mm` the products alone differ from `neon`. On arm64 itself all
+other tests of the kernels run at these levels.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -54,18 +58,38 @@ SINGLE_NUMBERS = {  # kernels that compute a few functions of single numbers
 MEMORY = {"memset", "memcpy", "memmove"}
 
 
-@pytest.fixture(scope="module")
-def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The arm64 assembly of each kernel by its name, without LEFT_OUT."""
-    command = [sys.executable, SCRIPT, "--json"]
-    for name in LEFT_OUT:
-        command += ["--leave-out", name]
-    environment = {**os.environ, "KUKRI_HOME": str(tmp_path_factory.mktemp("home"))}
+def compiled(level: str, options: list[str], home: Path) -> dict[str, str]:
+    """The arm64 assembly of kernels at a level, by their names; `options` of the script choose them."""
+    command = [sys.executable, SCRIPT, "--json", "--level", level, *options]
+    environment = {**os.environ, "KUKRI_HOME": str(home)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr  # where LLVM cannot do something it says so and ends the process
     texts = json.loads(done.stdout)
     assert all(re.search(r"^\tret$", text, re.MULTILINE) for text in texts.values())
     return texts
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The assembly of each kernel at level `neon` by its name, without LEFT_OUT."""
+    left_out = [option for name in LEFT_OUT for option in ("--leave-out", name)]
+    return compiled("neon", left_out, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def matrix_products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The assembly of the gemm of each kind of format at level `i8mm` by its name."""
+    names = [f"gemm.GEMMS[{name}]" for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q2_K", "IQ4_NL")]
+    return compiled("i8mm", names, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """scripts/arm64_assembly.py, to read assembly with."""
+    spec: Any = importlib.util.spec_from_file_location("arm64_assembly", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def lines(text: str, mnemonic: str) -> list[str]:
@@ -115,6 +139,23 @@ def test_products_of_8_bit_codes_are_sdot(assembly):
         assert not re.search(r"^\tsmull2?\tv", text, re.MULTILINE), (
             name
         )  # what LLVM makes of 8-bit products without sdot
+
+
+def test_tiles_have_room_in_registers(assembly, matrix_products, script):
+    """No accumulator of a register tile, and nothing that is multiplied, is on the stack meanwhile."""
+    gemms = {name: text for name, text in assembly.items() if "GEMMS[Q" in name and "SKINNY" not in name}
+    assert {name.split("[")[1] for name in gemms} >= {"Q4_0]", "Q8_0]", "Q6_K]", "Q2_K]", "Q4_K]"}
+    for products, kernels in ((96, gemms), (48, matrix_products)):
+        for name, text in kernels.items():
+            loop = script.inner_loop(text)
+            assert script.n_products(loop) == products, name  # of 2 panels of 4 rows, 6 tokens, 32 columns
+            assert script.n_spills(loop) == 0, name
+
+
+def test_matrix_products_are_smmla(matrix_products):
+    for name, text in matrix_products.items():
+        assert lines(text, "smmla"), name
+        assert not lines(text, "sdot"), name
 
 
 def test_scales_and_codes_are_unpacked_by_vectors(assembly):

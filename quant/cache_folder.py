@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quant.home import home
-from ...quant.ownership import private_folder
-from ...quant.safe_files import remove_leftovers
+from .home import home
+from .ownership import private_folder
+from .safe_files import remove_leftovers
 
 UNFINISHED = ".partial"  # how names of files end that NewFile has not completed
 
@@ -89,4 +89,5 @@ PROMPTS = CacheFolder("prompts", ".prompt", "beginnings of long prompts (--promp
 CONVERSATIONS = CacheFolder(
     "conversations", ".session", "conversations of llm chat (--resume)", disposable=False, most_files=16
 )
-FOLDERS = {folder.name: folder for folder in (PROMPTS, CONVERSATIONS)}  # all that `llm cache` knows
+WEIGHTS = CacheFolder("weights", ".panels", "weights in the order that the processor reads (--weight-cache)")
+FOLDERS = {folder.name: folder for folder in (PROMPTS, WEIGHTS, CONVERSATIONS)}  # all that `llm cache` knows
