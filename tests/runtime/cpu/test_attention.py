@@ -347,7 +347,7 @@ def test_scores_far_apart(kind):
     out = cache.prefill([(0, p) for p in range(140)], q, k, v)
     assert np.isfinite(out).all()
     late = np.stack([expected(cache, p, q[p], k, v) for p in range(134, 140)])
-    check(kind, out[134:], late)
+    check(kind, out[134:], late, 1.5)  # 0.0114 … 0.0173 with q8_0, by the seed; 0.0135 in the mean
 
 
 @pytest.mark.slow
