@@ -41,12 +41,12 @@ class TimedMachine(CpuMachine):
         instructions, _ = self.instructions(len(batch.tokens))
         times = np.full((REPEATS, len(instructions)), np.inf)
 
-        def run(step: np.ndarray) -> None:
+        def run(step: int) -> None:
             for repeat in times:
                 for i, instruction in enumerate(instructions):
                     kernel = CALL(int(instruction["kernel"]))
                     start = time.perf_counter()
-                    kernel(int(instruction["arguments"]), step.ctypes.data, 0)
+                    kernel(int(instruction["arguments"]), step, 0)
                     repeat[i] = time.perf_counter() - start
 
         self.team.run = run  # type: ignore[method-assign]

@@ -106,6 +106,11 @@ class Answer:
         return self._reader.stopped or self._has_all_calls
 
     @property
+    def may_stop(self) -> bool:
+        """Whether its text may end it before the engine does: by a stop string, or with its only call."""
+        return self._reader.may_stop or self._most_calls is not None
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended it, if one did."""
         return self._reader.stop_string
@@ -176,7 +181,7 @@ class Answer:
     def _push_all(self, tokens: Sequence[int]) -> list[AnswerEvent]:
         """The events of the next tokens, as far as the answer goes: fewer than one by one, if it cannot end
         among them."""
-        if not (self._scored or self._reader.may_stop or self._most_calls is not None):
+        if not (self._scored or self.may_stop):
             self._n_tokens += len(tokens)
             return self._events_of(self._reader.push_all(tokens))
         events: list[AnswerEvent] = []

@@ -23,7 +23,9 @@ from .lowering.key_offsets import biased_layers, key_offsets
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
+from .step_inputs import StepInputs
 from .team import Team
+from .top_logits import TopLogits
 
 LOGITS_BYTES = 64 << 20  # bytes of the logits of a step at most; pages are touched only when used
 
@@ -89,6 +91,9 @@ class CpuMachine:
         self._closed, self._shares_team = False, team is not None
         self._step = np.zeros(1, STEP)
         self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
+        self._step_address = self._step.ctypes.data
+        self._inputs = StepInputs(self._step)
+        self._top_logits = TopLogits(self.max_logits, program.logits.width)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
@@ -96,12 +101,16 @@ class CpuMachine:
         `table` must have pages for the rows' positions already. Raises ValueError if positions, tokens or the
         number of rows are out of range, and RuntimeError if the machine is closed.
         """
+        return self._run_step(batch, table, maxima=False)
+
+    def _run_step(self, batch: Batch, table: PageTable, maxima: bool) -> np.ndarray:
+        """`step`, with the `maxima` of the logits if they are wanted."""
         self._check(batch, table)
         if not len(batch.tokens):
             return np.empty((0, self.program.logits.width), np.float32)
         run = self._lowered.steps_of(len(batch.tokens))
         held = self._begin(batch, table, run)
-        self._run(run.instructions)
+        self._run(self._top_logits.instructions(run) if maxima else run.instructions)
         del held
         self.states.end(batch)
         return run.result[: len(batch.logits_indices)]
@@ -160,35 +169,27 @@ class CpuMachine:
         batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         self._check_open()
 
-    def _begin(self, batch: Batch, table: PageTable, run: StepList) -> list[np.ndarray]:
+    def _begin(self, batch: Batch, table: PageTable, run: StepList) -> Sequence[np.ndarray]:
         """Fill the inputs of a step. The arrays that are returned must live until it has run."""
         self.states.begin(batch)
-        inputs = (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
-        held = tokens, sequences, positions, indices = [np.ascontiguousarray(a, np.int32) for a in inputs]
-        self._fill_inputs(batch, tokens)
-        step = self._step
-        step["n_rows"], step["n_logits"] = len(tokens), len(indices)
-        step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
-        step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
-        step["positions"], step["logits_indices"] = positions.ctypes.data, indices.ctypes.data
-        step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
+        held = self._inputs.fill(batch, table, run)
+        self._fill_inputs(batch)
         return held
 
     def _run(self, instructions: np.ndarray) -> None:
         """Let the team run instructions of the step whose inputs are filled."""
         if len(instructions):
-            step = self._step
-            step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
-            self.team.run(step)
+            self._inputs.set_instructions(instructions)
+            self.team.run(self._step_address)
 
-    def _fill_inputs(self, batch: Batch, tokens: np.ndarray) -> None:
+    def _fill_inputs(self, batch: Batch) -> None:
         """Write the inputs of instructions that Python computes: embeddings looked up in the file, since a
         few rows are not worth repacking the table, and frequencies of RoPE that depend on the sequences'
         lengths.
         """
-        n = len(tokens)
+        n = len(batch.tokens)
         for embed, target in self._lowered.file_lookups:
-            ids = batch.types_of_rows() if embed.by_type else tokens
+            ids = batch.types_of_rows() if embed.by_type else batch.tokens
             rows = embed.table.rows(np.where(ids < embed.table.shape[0], ids, 0))
             np.multiply(rows, np.float32(embed.scale), out=target[:n, : rows.shape[1]])
         if self._lowered.sequence_ends is not None:
@@ -200,7 +201,9 @@ class CpuMachine:
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
-        return top_k_of(self.step(batch, table)[:, :n_tokens], k)
+        maxima = self._top_logits.serves(k, n_tokens)
+        logits = self._run_step(batch, table, maxima)[:, :n_tokens]
+        return list(self._top_logits.top_k(logits, k)) if maxima else top_k_of(logits, k)
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -263,6 +266,7 @@ class CpuMachine:
             self._closed = True
             if not self._shares_team:
                 self.team.close()
+            self._top_logits.close()
             del self._lowered, self._pools
 
 

@@ -2,7 +2,7 @@
 
 A step wakes each worker once. Within the step the threads meet at spin barriers (a fifth of a microsecond
 each), since a decode step has hundreds of instructions. After a step the workers spin for about as long as
-sampling a token takes, to catch the next step without a wake-up, and then sleep.
+choosing a token and planning the next step takes, to catch that without a wake-up, and then sleep.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import weakref
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from .abi.records import TEAM
 from .kernels import FOLLOW, LEAD, POST
 from .processors import prefer_performance_cores
 from .simd.panels import aligned_empty
+
+IDLE_SECONDS = 4e-4  # that a worker spins behind a step
+TRIAL_SPINS = 5000  # to find out how long one takes: the pause between two reads has 40 to 140 cycles
+
+_POSTED, _LED = (TEAM.fields[name][1] // 8 for name in ("posted", "led"))  # type: ignore[index]  # words
 
 
 class _Workers:
@@ -34,6 +40,8 @@ class _Workers:
         self.memory["arrivals"] = self._arrivals.ctypes.data
         self.memory["give_way"] = _give_way_address()
         self.memory["n_threads"] = n_threads
+        # The same as a flat list of numbers: NumPy would take a tenth of the time between two steps.
+        self._words = self.memory.view(np.int64).data
         self.closed = False
         self.done = np.zeros((n_threads, 8), np.int64)  # steps that each thread has run, a cache line apart
         # A worker sleeps while it acquires its lock, which only `wake` releases.
@@ -44,12 +52,22 @@ class _Workers:
     @property
     def posted(self) -> int:
         """Steps that thread 0 has posted."""
-        return int(self.memory["posted"][0])
+        return self._words[_POSTED]
 
     @property
     def led(self) -> int:
         """Steps that thread 0 has finished."""
-        return int(self.memory["led"][0])
+        return self._words[_LED]
+
+    def set_idle_spins(self, follow: Any) -> None:
+        """Let workers spin for IDLE_SECONDS; `follow` is the compiled kernel of that name."""
+        done, seconds = np.zeros(1, np.int64), []
+        self.memory["idle_spins"] = TRIAL_SPINS
+        for _ in range(3):
+            start = perf_counter()
+            follow(self.memory.ctypes.data, done.ctypes.data, 1)
+            seconds.append(perf_counter() - start)
+        self.memory["idle_spins"] = int(TRIAL_SPINS * IDLE_SECONDS / min(seconds))
 
     def wake(self) -> None:
         """Wake all workers that sleep."""
@@ -82,10 +100,14 @@ class Team:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._workers = _Workers(n_threads)
+        self._memory = int(self._workers.memory.ctypes.data)
         self._post: Any = POST.compiled.ctypes
         self._lead: Any = LEAD.compiled.ctypes
+        follow = FOLLOW.compiled.ctypes
+        if n_threads > 1:
+            self._workers.set_idle_spins(follow)
         for i in range(1, n_threads):
-            work = (i, FOLLOW.compiled.ctypes)
+            work = (i, follow)
             threading.Thread(target=self._workers.work, args=work, name=f"kukri-{i}", daemon=True).start()
         self.close = weakref.finalize(self, self._workers.close)
 
@@ -94,8 +116,9 @@ class Team:
         """Whether the workers have been ended."""
         return self._workers.closed
 
-    def run(self, step: np.ndarray) -> None:
-        """Run a step, STEP [1], and return when all threads have finished it. RuntimeError if closed.
+    def run(self, step: int) -> None:
+        """Run the step whose STEP record is at address `step`, and return when all threads have finished it.
+        RuntimeError if closed.
 
         An interrupt that arrives during the step is raised after it: workers that have begun the step would
         otherwise wait for thread 0 at a barrier for ever.
@@ -104,13 +127,13 @@ class Team:
         if workers.closed:
             raise RuntimeError("the team of threads is closed")
         interrupt: BaseException | None = None
-        ticket, memory = workers.led + 1, workers.memory.ctypes.data
+        ticket, memory = workers.led + 1, self._memory
         while workers.led < ticket:
             try:
                 if workers.posted < ticket:
-                    self._post(memory, step.ctypes.data, 0)
+                    self._post(memory, step, 0)
                 workers.wake()  # after posting, so that a worker about to sleep cannot miss the step
-                self._lead(memory, step.ctypes.data, 0)
+                self._lead(memory, step, 0)
             except BaseException as error:  # noqa: BLE001 - raised again once the step is done
                 interrupt = error
         if interrupt is not None:

@@ -83,13 +83,13 @@ class Batch:
 
         It is tested without NumPy, whose calls would take a tenth of a decode step on a GPU.
         """
-        token, sequence, position = int(self.tokens[0]), int(self.sequences[0]), int(self.positions[0])
-        if not (0 <= sequence < len(table.lengths) and 0 <= position < table.lengths[sequence]):
+        token, sequence, position = self.tokens.item(), self.sequences.item(), self.positions.item()
+        if not (0 <= sequence < len(table.lengths) and 0 <= position < table.lengths.item(sequence)):
             return False
         in_range = (not vocab or 0 <= token < vocab) and (not n_positions or position < n_positions)
         return in_range and (
             not len(self.logits_indices)
-            or (len(self.logits_indices) == 1 and int(self.logits_indices[0]) == 0)
+            or (len(self.logits_indices) == 1 and self.logits_indices.item() == 0)
         )
 
 
@@ -140,7 +140,7 @@ class PageTable:
 
     def pages_needed(self, sequence: int, n_tokens: int) -> int:
         """The number of new pages that `extend` would take."""
-        length = int(self.lengths[sequence])
+        length = self.lengths.item(sequence)
         return -(-(length + n_tokens) // self.page_size) + -length // self.page_size
 
     def extend(self, sequence: int, n_tokens: int) -> None:
@@ -150,7 +150,7 @@ class PageTable:
         """
         if n_tokens < 0:
             raise ValueError(f"cannot extend a sequence by {n_tokens} tokens")
-        length = int(self.lengths[sequence])
+        length = self.lengths.item(sequence)
         owned = -(-length // self.page_size)
         needed = -(-(length + n_tokens) // self.page_size)
         new = needed - owned
@@ -169,7 +169,7 @@ class PageTable:
         """Cut a sequence to `length` tokens and give up its other pages; a shorter one stays as it is."""
         if length < 0:
             raise ValueError(f"cannot truncate a sequence to {length} tokens")
-        before = int(self.lengths[sequence])
+        before = self.lengths.item(sequence)
         if length >= before:
             return
         owned = -(-before // self.page_size)

@@ -17,7 +17,7 @@ from .http.problems import Problem, about_request
 from .metrics import Metrics
 from .pool import ModelPool
 
-BATCH_SECONDS = 0.02  # between two parts of an answer at least; what a reader cannot tell apart
+WHOLE_SECONDS = 0.25  # between two looks at an answer that is sent when it is complete
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,12 @@ class Call:
         self.n_new += stats.new_tokens
         self.serving.metrics.answered(self.model_name, stats, self._first_token.get(id(answer)))
 
-    async def batches(self, answer: Answer) -> AsyncIterator[list[AnswerEvent]]:
+    async def batches(self, answer: Answer, whole: bool = False) -> AsyncIterator[list[AnswerEvent]]:
         """The events of an answer, in batches of those that are there. They come no faster than people and
-        clients can use them: each part that is sent takes time from the threads that compute."""
-        async with aclosing(answer.batches(BATCH_SECONDS)) as found:
+        clients can use them, and hardly ever where the answer is wanted as a `whole`: each batch takes time
+        from the threads that compute."""
+        pause = WHOLE_SECONDS if whole and not answer.may_stop else self.serving.options.part_seconds
+        async with aclosing(answer.batches(pause)) as found:
             async for batch in found:
                 self._first_token.setdefault(id(answer), monotonic() - self.started)
                 yield batch
@@ -84,7 +86,7 @@ class Call:
     async def complete(self, answer: Answer) -> list[TokenEvent]:
         """Wait for an answer's end. Its tokens, if log probabilities are asked for."""
         tokens: list[TokenEvent] = []
-        async for batch in self.batches(answer):
+        async for batch in self.batches(answer, whole=True):
             for event in batch:
                 if isinstance(event, TextDelta | ThinkingDelta):
                     tokens += event.token_events

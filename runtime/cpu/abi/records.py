@@ -340,6 +340,15 @@ ROW_SCORES = record(
     "out",  # float64 [n_rows]
 )
 
+# GROUP_MAXIMA: the largest of each LOGITS_GROUP logits of the rows whose logits are computed.
+GROUP_MAXIMA = record(
+    "logits",  # float32 [n_logits, columns]
+    "logits_stride",
+    "n_groups",  # whole groups of a row
+    "maxima",  # output, float32 [n_logits, n_groups]
+    "maxima_stride",
+)
+
 # State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is:
 # a write to one does not disturb threads that spin on another.
 TEAM = record(
@@ -350,6 +359,7 @@ TEAM = record(
     "n_threads",
     "step",  # address of the STEP record that was posted last
     "give_way",  # address of the C function that yields the processor; 0: none
+    "idle_spins",  # reads of `posted` before a worker goes to sleep
 )
 
 # SUM_BUFFER: reads memory at full speed. `n_bytes` is a multiple of READ_BLOCK.

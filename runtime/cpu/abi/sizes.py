@@ -28,6 +28,7 @@ CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
 # Rows of a step at most that is run by the list of instructions for few rows: from here on the gemm, which
 # unpacks weights into memory, is faster than the skinny gemm (docs/performance.md).
 FEW_ROWS = 64 if LANES == 16 else 16
+LOGITS_GROUP = 64  # logits of which a step gives the largest one; a multiple of LANES
 
 # --- activations in 8 bits (kernels/matmul/quantize.py) --------------------------------------------------
 

@@ -76,6 +76,7 @@ DELTA_RULE = _kernel("common.recurrent", "delta_rule")
 STATE_SCAN = _kernel("common.recurrent", "state_scan")
 
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_kernel("common.team", name) for name in ("post", "lead", "follow"))
+GROUP_MAXIMA = _kernel("common.group_maxima", "group_maxima")
 SUM_BUFFER = _kernel("common.bandwidth", "sum_buffer")
 
 LOG_SUMS = _kernel("common.row_scores", "log_sums")

@@ -32,7 +32,8 @@ def top_k_of(logits: Iterable[np.ndarray], k: int) -> list[TopK]:
 def _top_k_of_row(row: np.ndarray, k: int) -> TopK:
     ids = largest_if_finite(row, k) if k > 1 else None
     if ids is None:
-        ids = np.array([row.argmax()])  # the first NaN if there is one
+        first = int(row.argmax())  # the first NaN if there is one
+        return TopK(np.array((first,)), row[first : first + 1].copy())
     return TopK(ids, row[ids])
 
 

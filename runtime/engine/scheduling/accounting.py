@@ -31,7 +31,7 @@ class StepTimes:
 
     def measure(self, plan: List[Rows], n_prefill: int, seconds: float) -> None:
         """Note a step of these rows, of which `n_prefill` were prefill."""
-        n_rows = sum(rows.n for rows in plan)
+        n_rows = plan[0].n if len(plan) == 1 else sum([rows.n for rows in plan])
         if n_prefill == 0:
             self.costs.observe(n_rows, seconds)
             old = self._decode_seconds or seconds
@@ -44,9 +44,9 @@ class StepTimes:
 def count_step(rows: Rows, n_right: int, seconds: float, drafting_seconds: float) -> None:
     """Add a step to the statistics of the sequence of `rows`, of whose drafted ids `n_right` were right."""
     sequence, stats = rows.sequence, rows.sequence.stats
-    decoding = stats.new_tokens > 0
-    n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
-    stats.new_tokens = sequence.n_new
+    decoding, n_new = stats.new_tokens > 0, sequence.n_new
+    n_given = n_new - stats.new_tokens  # an end token is none of them, forced ones are
+    stats.new_tokens = n_new
     if decoding:
         stats.decode_seconds += seconds + drafting_seconds
         stats.decode_steps += rows.chooses

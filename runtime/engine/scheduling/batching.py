@@ -57,6 +57,8 @@ def run_step(machine: Machine, table: PageTable, plan: List[Rows], n_tokens: int
 
 def batch_of(plan: List[Rows]) -> Batch:
     """The batch of the rows of one sequence or several."""
+    if len(plan) == 1 and plan[0].n == 1:
+        return _batch_of_row(plan[0])
     if len(plan) == 1:
         (rows,) = plan
         last = rows.first + rows.n
@@ -81,3 +83,11 @@ def batch_of(plan: List[Rows]) -> Batch:
         logits_indices=np.array(asking, np.int32),
         lengths=np.repeat(np.array(lengths, np.int32), sizes),
     )
+
+
+def _batch_of_row(rows: Rows) -> Batch:
+    """The batch of a single row, whose parts are slices of one array: making arrays is what takes time."""
+    sequence, first = rows.sequence, rows.first
+    row = np.array((sequence.ids[first], sequence.slot, first, 0, sequence.n_prefill), np.int32)
+    lengths = row[4:] if sequence.n_prefill > first + 1 else None
+    return Batch(row[0:1], row[1:2], row[2:3], row[3 : 3 + rows.n_logits], lengths)

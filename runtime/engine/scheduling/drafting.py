@@ -46,6 +46,8 @@ class Drafting:
     def prepare(self, running: List[Sequence]) -> None:
         """Draft for the sequences that are about to decode. The drafter may run a machine of its own."""
         self.seconds = 0.0
+        if not [s for s in running if s.drafts is not None]:
+            return
         decoding = [s for s in running if not s.paused and not s.prefilling]
         if len(decoding) > MOST_DRAFTING:
             return

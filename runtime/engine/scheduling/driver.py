@@ -96,7 +96,8 @@ class Driver:
                 self.check()
                 while mine and not sequence.readable and not self._wanted:
                     if self.scheduler.step():
-                        self._notify_waiting()
+                        if self._waiting:
+                            self._notify()
                         continue
                     with self.scheduler.lock:
                         self.scheduler.ensure(sequence)
@@ -151,10 +152,6 @@ class Driver:
         with self._changed:
             self._changed.notify_all()
 
-    def _notify_waiting(self) -> None:
-        if self._waiting:
-            self._notify()
-
     # ---- a thread of its own
 
     def start(self) -> None:
@@ -188,7 +185,8 @@ class Driver:
                         worked = True
                         continue
                     worked = True
-                    self._notify_waiting()
+                    if self._waiting:
+                        self._notify()
             if not worked:
                 with self._changed:
                     if not self._closed:

@@ -12,7 +12,7 @@ from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
 
-MANY = 6  # tokens in a batch, so many that nobody reads them one by one
+MANY = 4  # tokens in the time between two batches, so many that nobody reads them one by one
 
 
 @contextmanager
@@ -129,7 +129,8 @@ class Generation:
                 if batch := self._read_all():
                     came, before = before, monotonic()
                     yield batch
-                    pause = 2 * seconds if len(batch) > MANY else seconds
+                    fast = len(batch) * seconds > MANY * (before - came)
+                    pause = 2 * seconds if fast else seconds
                     if before - came < 1.5 * pause and not self._sequence.finished:
                         await reader.pause(pause)
                 elif not self._sequence.finished:

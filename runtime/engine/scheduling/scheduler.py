@@ -85,10 +85,14 @@ class Scheduler:
         Raises what the machine raises, and then every sequence of the step has ended with that error; an
         interrupt (KeyboardInterrupt) ends none.
         """
+        # What runs between two steps finds cold caches: of an ordinary step no more is done than it needs.
         with self.lock:
-            self.drop_cancelled()
-            self._settle_groups()
-            self._admit()
+            if self._cancelled:
+                self.drop_cancelled()
+            if self.groups:
+                self._settle_groups()
+            if self.waiting:
+                self._admit()
         self._drafting.prepare(self.running)
         with self.lock:
             plan = self._plan()
@@ -178,19 +182,27 @@ class Scheduler:
         if self.limits.alone:
             return self._plan_alone()
         plan: list[Rows] = []
-        budget = min(self.limits.chunk, self.machine.max_rows)
         ready = [sequence for sequence in self.running if not sequence.paused]
         most = max(1, min(FEW_ROWS, self.machine.max_rows // max(1, len(ready))))
+        decoding: list[Sequence] = []
         for sequence in ready:
             if len(sequence.ids) - sequence.n_cached > most:
                 sequence.n_prefill = len(sequence.ids)  # many ids were forced
-        decoding = [sequence for sequence in ready if not sequence.prefilling]
+            if not sequence.prefilling:
+                decoding.append(sequence)
         most_logits = min(self.machine.max_rows, self.machine.max_logits)
         for sequence in next_in_turn(decoding, most_logits - (len(ready) > len(decoding))):
             if not self._ends_by_context(sequence) and sequence in self.running:
                 rows = self._decode_rows(sequence, len(decoding))
                 if self._make_room(sequence, rows.n, plan):
                     plan.append(rows)
+        if len(ready) > len(decoding):
+            self._plan_prefill(ready, plan)
+        return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _plan_prefill(self, ready: list[Sequence], plan: list[Rows]) -> None:
+        """Add chunks of prompts to the decode rows of a step, as far as there is room for them."""
+        budget = min(self.limits.chunk, self.machine.max_rows)
         n_logits = sum(rows.n_logits for rows in plan)
         if plan:
             budget = min(budget - sum(rows.n for rows in plan), self.times.mixed_rows)
@@ -203,7 +215,6 @@ class Scheduler:
             plan.append(prefill)
             n_logits += prefill.n_logits
             budget -= prefill.n
-        return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
 
     def _ends_by_context(self, sequence: Sequence) -> bool:
         """Whether a sequence has as many ids as the context holds, and one that was not fed; it ends then."""
@@ -301,7 +312,8 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
-            self._settle_groups()
+            if self.groups:
+                self._settle_groups()
         self.times.measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:

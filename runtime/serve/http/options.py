@@ -22,6 +22,8 @@ class ServeOptions:
     - `max_connections`: open at a time; more are closed at once.
     - `body_seconds`: from the head of a request to the end of its body; `head_seconds`: for its head;
       `write_seconds`: that a client may take no part of an answer; `request_seconds`: for all of it.
+    - `part_seconds`: between two parts of a streamed answer at least, twice that where tokens come fast
+      (`Generation.batches`); each part takes time from the threads that compute.
     - `load_patience`: seconds that a request waits for a model that is being loaded; then it gets 503.
     - `memory`: bytes that loaded models may have together; None: as much as the machine has.
     """
@@ -38,6 +40,7 @@ class ServeOptions:
     body_seconds: float = 60.0
     write_seconds: float = 60.0
     request_seconds: float = 3600.0
+    part_seconds: float = 0.02
     load_patience: float = 3.0
     memory: int | None = None
     allowed_hosts: frozenset[str] = field(init=False)
@@ -46,6 +49,8 @@ class ServeOptions:
         for name in ("max_body", "max_answers", "max_connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not 0 <= self.part_seconds <= 10:
+            raise ValueError(f"part_seconds must be from 0 to 10, not {self.part_seconds}")
         if any(not key or not key.isascii() or key.strip() != key for key in self.api_keys):
             raise ValueError("an API key has ASCII characters without blanks around them, and is not empty")
         object.__setattr__(self, "allowed_hosts", frozenset(map(str.lower, (*LOCAL_NAMES, *self.hosts))))

@@ -26,7 +26,6 @@ INSTRUCTION_BYTES, ARRIVAL_BYTES, AHEAD_BYTES = INSTRUCTION.itemsize, 64, 32
 
 SPINS = 2000  # reads of a barrier's counter before yielding the processor, which another thread may need
 LINES = 16  # cache lines prefetched between two reads of a barrier's counter
-IDLE_SPINS = 4000  # reads of the posted counter before a worker goes to sleep: about 100 microseconds
 
 
 @jit
@@ -113,13 +112,13 @@ def lead(team: int, step: int, thread: int) -> None:
 
 @kernel
 def follow(team: int, done: int, thread: int) -> None:
-    """Run steps as worker number `thread` until none has been posted for IDLE_SPINS reads.
+    """Run steps as worker number `thread` until none has been posted for so many reads as TEAM says.
 
     `done` is the address of the int64 number of steps that this worker has run; it is updated here.
     """
     shared = team_at(team)
     spins = 0
-    while spins < IDLE_SPINS:
+    while spins < shared.idle_spins:
         if atomic_load(team + POSTED) > atomic_load(done):
             _run(team, shared.step, thread)
             atomic_add(done, 1)

@@ -106,6 +106,27 @@ def _step(
 
 
 @jit
+def _step_ahead(
+    acc: Any,
+    codes: Codes,
+    panel: int,
+    n_blocks: int,
+    block: int,
+    i: int,
+    x: int,
+    residual: int,
+    stats: int,
+    ahead: int,
+    n_bytes: int,
+) -> Any:
+    """acc + the products of group `i` of a block of 8; before them, prefetch the group's share of the lines
+    of the block at address `ahead`, `n_bytes` a group."""
+    for line in range((i * n_bytes + 63) & -64, (i + 1) * n_bytes, 64):
+        early(ahead + line)
+    return _step(acc, codes, panel, n_blocks, 8 * block + i, x, residual, stats)
+
+
+@jit
 def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
     """Products of a panel with the quantised row at `x`, for formats with blocks of 32 (one group).
 
@@ -125,24 +146,22 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
 def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
     """The same for formats with blocks of 256 (8 groups).
 
-    The groups are unrolled, so that LLVM loads the shared parts of a block once.
+    The groups are unrolled, so that LLVM loads the shared parts of a block once. Each prefetches its share of
+    a block, since many lines asked for at once keep all other loads waiting.
     """
     n, width = a.n_blocks, a.width
     stats, acc, ahead, last = x + 2 * width, constant(0.0), panel + AHEAD, end - 8 * group_bytes
     for block in range(n):
         ahead = min(ahead, last)
-        for line in range(0, 8 * group_bytes, 64):
-            early(ahead + line)
+        acc = _step_ahead(acc, codes, panel, n, block, 0, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 1, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 2, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 3, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 4, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 5, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 6, x, width, stats, ahead, group_bytes)
+        acc = _step_ahead(acc, codes, panel, n, block, 7, x, width, stats, ahead, group_bytes)
         ahead += 8 * group_bytes
-        g = 8 * block
-        acc = _step(acc, codes, panel, n, g, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 1, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 2, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 3, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 4, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 5, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 6, x, width, stats)
-        acc = _step(acc, codes, panel, n, g + 7, x, width, stats)
     return acc
 
 

@@ -293,7 +293,7 @@ def test_coroutines_read_generations():
     engine.close()
 
 
-@pytest.mark.parametrize("step", [0.02, 0.001])
+@pytest.mark.parametrize("step", [0.04, 0.001])
 def test_batches_leave_the_event_loop_alone_in_between(step):
     """For the time that is asked for, and for twice as long where many tokens come in it."""
     engine, seconds = new_engine(n_pages=128), 0.1
@@ -311,14 +311,15 @@ def test_batches_leave_the_event_loop_alone_in_between(step):
     tokens = [token for batch in batches for token in batch]
     assert tokens == greedy([1, 2], len(tokens))
     between = [after - before for before, after in pairwise(times)]
-    pauses = [seconds * (2 if len(batch) > MANY else 1) for batch in batches]
+    fast = [len(batch) * seconds > MANY * took for batch, took in zip(batches[1:], between, strict=True)]
+    pauses = [seconds * (2 if many else 1) for many in [False, *fast]]
     waited = 0
     for i in range(1, len(between) - 1):  # the last one comes at once
         if between[i - 1] < 1.4 * pauses[i]:
             assert between[i] > 0.9 * pauses[i]
             waited += 1
     assert waited
-    assert (max(map(len, batches)) > MANY) == (step < 0.01)
+    assert any(fast[:-1]) == (step < 0.01)
     engine.close()
 
 
