@@ -18,8 +18,8 @@ from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, FLOAT_BYTES, PAGE_MULTIPLE
 from .kept_panels import KeptPanels
+from .key_offsets import biased_layers, key_offsets
 from .lowering.base import MachineConfig
-from .lowering.key_offsets import biased_layers, key_offsets
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
@@ -273,7 +273,7 @@ class CpuMachine:
 def cache_type(program: ops.Program, kv_type: str) -> str:
     """The element type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown.
 
-    "auto" takes 8 bits but for keys with a bias that has to stay in them (`lowering/key_offsets.py`): some of
+    "auto" takes 8 bits but for keys with a bias that has to stay in them (`key_offsets.py`): some of
     their dimensions are far larger than others, which even rotated is too coarse for the rest.
     """
     if kv_type == "auto":

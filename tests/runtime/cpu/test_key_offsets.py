@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cpu.lowering import key_offsets as module
-from kukri.runtime.cpu.lowering.key_offsets import biased_layers, key_offsets
+from kukri.runtime.cpu import key_offsets as module
+from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
 from kukri.runtime.cpu.machine import CpuMachine, cache_type
 from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention

@@ -15,9 +15,8 @@ import numpy as np
 
 from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd.arithmetic import splat_f32
+from .....quant.jit.simd.arithmetic import mix_lanes, splat_f32
 from .....quant.jit.simd.memory import load_f32, loadv_f32, store_f32, storev_f32
-from ...simd.hadamard import mix_lanes
 
 
 @jit

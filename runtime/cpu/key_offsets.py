@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ... import ops
-from ..abi.sizes import padded
+from .. import ops
+from .abi.sizes import padded
 
 POSITIONS = 4096  # over which the rotated bias is averaged
 
