@@ -12,6 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -29,11 +30,11 @@ def can_emulate() -> bool:
 
 
 class Emulator:
-    """A process that emulates an arm64 CPU with all extensions that qemu knows. Not for several threads."""
+    """A process that emulates an arm64 CPU with all extensions that qemu knows. Calls wait for each other."""
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="kukri-arm64-")
-        self._count = 0
+        self._count, self._turn = 0, threading.Lock()
         program = self._build("calls", ["-O1", "-no-pie", str(SOURCE)])
         command = [EMULATOR, "-L", str(SYSTEM), "-cpu", "max", str(program)]
         pipe = subprocess.PIPE
@@ -47,6 +48,10 @@ class Emulator:
 
     def load(self, code: bytes) -> int:
         """The address, in the emulator, of the entry point `kernel` of an object file."""
+        with self._turn:
+            return self._load(code)
+
+    def _load(self, code: bytes) -> int:
         self._count += 1
         objects = Path(self._folder.name) / f"{self._count}.o"
         objects.write_bytes(code)
@@ -58,6 +63,10 @@ class Emulator:
 
     def call(self, address: int, arguments: int, step: int, thread: int) -> None:
         """Run the kernel at an address. RuntimeError if it reads or writes where there is no memory."""
+        with self._turn:
+            self._call(address, arguments, step, thread)
+
+    def _call(self, address: int, arguments: int, step: int, thread: int) -> None:
         self._send(b"C" + struct.pack("<4q", address, arguments, step, thread))
         while (what := self._receive(1)) != b"D":
             at = self._number(what, b"PW")

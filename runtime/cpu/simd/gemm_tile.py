@@ -3,7 +3,7 @@
 Both operands are packed into records at constant offsets, the same for all block formats:
 
 * weights, one record a group of 32 columns: for each panel 8 I32 of codes, then for each panel its factors
-  (`TileCodes.factors` of them, F32 with a lane a row): scale(s), then negative minimum(s), if there are any;
+  (`TileCodes.factors` of them, see `store_factor`): scale(s), then negative minimum(s), if there are any;
 * activations, one record a group: for each token 32 int8 codes, or for each TOGETHER tokens 8 codes of each
   in turn; then, float32 [TOKENS] each, the scales, the sums of the 32 values, of the first 16 and of the last
   16.
@@ -35,8 +35,8 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 from .dot8 import VNNI, Codes
-from .matrix_products import in_pairs
-from .tile_group import Factors, Group, token_offset
+from .matrix_products import in_pairs, joined
+from .tile_group import CELLS, Factors, Group, by_part, by_token, token_offset
 from .tile_sizes import (
     GROUP,
     GROUP_SUMS,
@@ -44,6 +44,7 @@ from .tile_sizes import (
     LOW_SUMS,
     PANELS,
     SCALES,
+    TOGETHER,
     TOKENS,
     VECTOR,
     weights_record,
@@ -90,21 +91,21 @@ def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
 
 @intrinsic
 def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) -> Any:
-    """sums + the products of one group; `sums` is a tuple of PANELS · TOKENS F32, panel by panel.
+    """sums + the products of one group; `sums` is a tuple of PANELS · TOKENS F32 (`tile_group.CELLS`).
 
     `weights` and `x` are the addresses of the records of weights and of activations.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         before, w, at, _ = values
-        totals = cgutils.unpack_tuple(builder, before, PANELS * TOKENS)
+        totals = dict(zip(CELLS, cgutils.unpack_tuple(builder, before, len(CELLS)), strict=True))
         xs = [beside(builder, at, token_offset(t)) for t in range(TOKENS)]
         group = Group(builder, w, xs, Factors(builder, beside(builder, at, SCALES)), codes.value)
         for half in range(1 + codes.value.halves):
             first = (LOW_SUMS, HIGH_SUMS)[half] if codes.value.halves else GROUP_SUMS
             sums_of_x = Factors(builder, beside(builder, at, first)) if codes.value.minimum else None
             totals = group.add(totals, half, sums_of_x)
-        return context.make_tuple(builder, sig.return_type, totals)
+        return context.make_tuple(builder, sig.return_type, [totals[cell] for cell in CELLS])
 
     return signature(sums, sums, types.int64, types.int64, codes), codegen
 
@@ -146,11 +147,28 @@ def in_tile_order(typingctx: Any, first: Any, second: Any) -> Any:
     kinds = types.UniTuple(I32, 2)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        if LEVEL == "i8mm":
+        if TOGETHER == 2:
             values = in_pairs(builder, *values)
         return context.make_tuple(builder, kinds, values)
 
     return signature(kinds, I32, I32), codegen
+
+
+@intrinsic
+def store_factor(typingctx: Any, address: Any, factor: Any) -> Any:
+    """Write a scale or a minimum of each row of a panel as the record of weights has it: FACTOR bytes.
+
+    That is a vector for each part of the panel: the rows of the part, for each of TOGETHER tokens.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        at, factor = values
+        parts = [factor] if TOGETHER == 1 else joined(builder, factor, factor)
+        for r, part in enumerate(parts):
+            store(builder, part, beside(builder, at, r * VECTOR), 4)
+        return context.get_dummy_value()
+
+    return signature(types.none, types.int64, F32), codegen
 
 
 ACCUMULATORS = types.UniTuple(F32, PANELS * TOKENS)
@@ -173,17 +191,19 @@ def load_sums(typingctx: Any, address: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         at = [beside(builder, values[0], i * VECTOR) for i in range(len(ACCUMULATORS))]
-        return context.make_tuple(builder, ACCUMULATORS, [load(builder, a, F32V, 4) for a in at])
+        totals = by_part(builder, [load(builder, a, F32V, 4) for a in at])
+        return context.make_tuple(builder, ACCUMULATORS, [totals[cell] for cell in CELLS])
 
     return signature(ACCUMULATORS, types.int64), codegen
 
 
 @intrinsic
 def store_sums(typingctx: Any, address: Any, sums: Any) -> Any:
-    """Write the accumulators of a tile to an address: PANELS · TOKENS vectors, panel by panel."""
+    """Write the accumulators of a tile to an address: of each panel a vector for each token, a lane a row."""
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        for i, value in enumerate(cgutils.unpack_tuple(builder, values[1], len(ACCUMULATORS))):
+        totals = dict(zip(CELLS, cgutils.unpack_tuple(builder, values[1], len(CELLS)), strict=True))
+        for i, value in enumerate(by_token(builder, totals)):
             at = beside(builder, values[0], i * VECTOR)
             store(builder, value, at, 4)
         return context.get_dummy_value()
@@ -204,12 +224,12 @@ def add_residuals(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> A
         rows = [load(builder, beside(builder, table, 8 * i), I64, 8) for i in range(2 * TOKENS)]
         xs, slots = rows[:TOKENS], rows[TOKENS:]
         at = [beside(builder, slots[t], p * TOKENS * VECTOR) for p in range(PANELS) for t in range(TOKENS)]
-        totals = [load(builder, a, F32V, 4) for a in at]
+        totals = by_part(builder, [load(builder, a, F32V, 4) for a in at])
         scales = Factors(builder, [beside(builder, x, GROUP) for x in xs])
         group = Group(builder, w, xs, scales, codes.value, in_record=False)
         for half in range(1 + codes.value.halves):
             totals = group.add(totals, half, None)
-        for a, total in zip(at, totals, strict=True):
+        for a, total in zip(at, by_token(builder, totals), strict=True):
             store(builder, total, a, 4)
         return context.get_dummy_value()
 

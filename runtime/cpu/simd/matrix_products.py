@@ -30,10 +30,14 @@ def in_pairs(builder: Any, first: Any, second: Any) -> tuple[Any, Any]:
 
 
 def joined(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """The first halves of two I32 in one, and the second halves in another; zip1 and zip2."""
+    """The first halves of two vectors of four lanes in one, the second halves in another; zip1 and zip2."""
     wide = [builder.bitcast(v, _HALVES) for v in (a, b)]
     second = builder.shuffle_vector(*wide, vector_of(_HALVES_ORDER, (1, 3)))
     # LLVM joins the first halves within the first register, which it would copy for the second halves.
     *wide, second = keep_order(builder, [*wide, second])
-    first = builder.shuffle_vector(*wide, vector_of(_HALVES_ORDER, (0, 2)))
-    return builder.bitcast(first, I32V), builder.bitcast(second, I32V)
+    return first_halves(builder, *(builder.bitcast(v, a.type) for v in wide)), builder.bitcast(second, a.type)
+
+
+def first_halves(builder: Any, a: Any, b: Any) -> Any:
+    """The first halves of two vectors of four lanes in one."""
+    return builder.shuffle_vector(a, b, vector_of(I32V, (0, 1, 4, 5)))

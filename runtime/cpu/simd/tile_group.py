@@ -10,8 +10,8 @@ i8mm                     smmla: 8 columns of two rows of weights meet 8 columns 
 =======================  ====================================================================================
 
 smmla makes the sums of two rows and two tokens, so that a panel's words lie in pairs of rows in a record
-(`gemm_tile.in_tile_order`), activations in pairs of tokens (`tile_sizes.TOGETHER`), and the sums of a token
-are joined out of two registers.
+(`gemm_tile.in_tile_order`), activations in pairs of tokens (`tile_sizes.TOGETHER`), and a register of totals
+is of two rows and two tokens, too.
 
 On arm64 the order of instructions is given by `keep_order`, since all 32 registers are in use: 12 totals, 12
 integer sums, and what is multiplied next.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
-from ....quant.jit.levels import ARM64, LEVEL
+from ....quant.jit.levels import ARM64, LANES, LEVEL
 from ....quant.jit.llvm_ir import (
     F32V,
     FLOAT,
@@ -41,7 +41,7 @@ from ....quant.jit.llvm_ir import (
     vector_of,
 )
 from .dot8 import Sums, broadcast4, keep_order
-from .matrix_products import joined, smmla
+from .matrix_products import first_halves, joined, smmla
 from .tile_sizes import GROUP, PANELS, TOGETHER, TOKENS, VECTOR
 
 if TYPE_CHECKING:
@@ -49,10 +49,16 @@ if TYPE_CHECKING:
 
 _EIGHT = ir.VectorType(I8, 8)
 
-# The sums by (panel, token), I32, or by (panel, half of its rows, even token), over words first …
-# first + count - 1 of each panel. The arguments are the builder, a function that loads a vector by its number
-# in the record of weights and its type, the addresses of the tokens' codes, whether those lie as in a record,
-# the `TileCodes`, `first` and `count`.
+# A register of sums or totals is that of a part of a panel and of TOGETHER tokens from t on: (panel, part,
+# t). With one token a part is the whole panel, with a lane for each row. With two it is two rows: two lanes
+# of the first token and two of the second.
+TS = range(0, TOKENS, TOGETHER)
+PARTS = [(p, r) for p in range(PANELS) for r in range(TOGETHER)]
+CELLS = [(p, r, t) for p, r in PARTS for t in TS]
+
+# The sums, I32 by cell, over words first … first + count - 1 of each panel. The arguments are the builder, a
+# function that loads a vector by its number in the record of weights and its type, the addresses of the
+# tokens' codes, whether those lie as in a record, the `TileCodes`, `first` and `count`.
 TileSums = Callable[[Any, Callable[[int, Any], Any], list, bool, Any, int, int], dict]
 
 
@@ -60,34 +66,33 @@ def _by_words(
     builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
 ) -> dict:
     """By one broadcast word of activations at a time."""
-    cells = [(p, t) for p in range(PANELS) for t in range(TOKENS)]
-    sums = Sums(builder, cells, codes.limit, codes.signed)
+    sums = Sums(builder, CELLS, codes.limit, codes.signed)
     for i in range(first, first + count):
         words = [sums.prepare(vector(8 * p + i, I8V)) for p in range(PANELS)]
         for t in range(TOKENS):
             x = broadcast4(builder, xs[t], 4 * i)
             for p in range(PANELS):
-                sums.add((p, t), words[p], x)
+                sums.add((p, 0, t), words[p], x)
         sums.keep_order()
-    return {cell: sums.total(cell) for cell in cells}
+    return {cell: sums.total(cell) for cell in CELLS}
 
 
 def _by_lanes(
     builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
 ) -> dict:
     """By sdot with the lanes of 16 activations: 3 registers of these leave room for all sums."""
-    sums = {(p, t): all_lanes(I32V, 0) for p in range(PANELS) for t in range(TOKENS)}
+    sums = dict.fromkeys(CELLS, all_lanes(I32V, 0))
     for start in range(first, first + count, 4):
         for tokens in (range(TOKENS // 2), range(TOKENS // 2, TOKENS)):
-            cells = [(p, t) for p in range(PANELS) for t in tokens]
+            cells = [(p, 0, t) for p in range(PANELS) for t in tokens]
             x = {t: load(builder, beside(builder, xs[t], 4 * start), I32V, 4) for t in tokens}
             for i in range(4):
                 for p in range(PANELS):
                     word = vector(8 * p + start + i, I8V)
                     for t in tokens:
                         four = builder.shuffle_vector(x[t], x[t], all_lanes(I32V, i))
-                        product = (sums[p, t], word, builder.bitcast(four, I8V))
-                        sums[p, t] = call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, *product)
+                        product = (sums[p, 0, t], word, builder.bitcast(four, I8V))
+                        sums[p, 0, t] = call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, *product)
                 sums |= dict(zip(cells, keep_order(builder, [sums[c] for c in cells]), strict=True))
     return sums
 
@@ -96,16 +101,14 @@ def _by_pairs(
     builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
 ) -> dict:
     """By smmla."""
-    cells = [(p, r, t) for p in range(PANELS) for r in range(2) for t in range(0, TOKENS, 2)]
-    sums = dict.fromkeys(cells, all_lanes(I32V, 0))
+    sums = dict.fromkeys(CELLS, all_lanes(I32V, 0))
     for column in range(4 * first, 4 * (first + count), 8):
-        x = {t: _two_tokens(builder, xs, t, column, in_record) for t in range(0, TOKENS, 2)}
-        for p in range(PANELS):
-            for r in range(2):
-                rows = vector(8 * p + column // 4 + r, I8V)
-                for t, tokens in x.items():
-                    sums[p, r, t] = smmla(builder, sums[p, r, t], tokens, rows)
-        sums = dict(zip(cells, keep_order(builder, list(sums.values())), strict=True))
+        x = {t: _two_tokens(builder, xs, t, column, in_record) for t in TS}
+        for p, r in PARTS:
+            rows = vector(8 * p + column // 4 + r, I8V)
+            for t, tokens in x.items():
+                sums[p, r, t] = smmla(builder, sums[p, r, t], tokens, rows)
+        sums = dict(zip(CELLS, keep_order(builder, list(sums.values())), strict=True))
     return sums
 
 
@@ -117,13 +120,6 @@ def _two_tokens(builder: Any, xs: list, t: int, column: int, in_record: bool) ->
     return builder.shuffle_vector(first, second, vector_of(ir.VectorType(I32_, 16), range(16)))
 
 
-def joined_sums(builder: Any, sums: dict, p: int, t: int) -> list:
-    """The sums, I32, of panel p with TOGETHER tokens from t on, out of what `tile_sums` returned."""
-    if TOGETHER == 1:
-        return [sums[p, t]]
-    return list(joined(builder, sums[p, 0, t], sums[p, 1, t]))
-
-
 def token_offset(t: int) -> int:
     """The byte offset of token t's codes in a record of activations."""
     return GROUP * (t - t % TOGETHER) + 8 * (t % TOGETHER)
@@ -133,22 +129,34 @@ tile_sums: TileSums = {"i8mm": _by_pairs, "neon": _by_lanes}.get(LEVEL, _by_word
 
 
 class Factors:
-    """A float32 of each token to multiply vectors with, at consecutive addresses or a list of addresses."""
+    """A float32 of each token to multiply totals with, at consecutive addresses or a list of addresses."""
 
     def __init__(self, builder: Any, at: Any) -> None:
-        self._builder, self._at, self._four = builder, at, None
+        self._builder, self._at = builder, at
 
     def of(self, t: int) -> Any:
-        """The number of token t in every lane. To be asked for one token after the other."""
+        """The number of token t in every lane."""
+        b = self._builder
+        at = self._at[t] if isinstance(self._at, list) else beside(b, self._at, 4 * t)
+        return splat(b, load(b, at, FLOAT, 4), F32V)
+
+    def every(self) -> dict:
+        """By t, the numbers of TOGETHER tokens from t on, each in as many lanes as the others.
+
+        On arm64 multiplications take a lane of a register, so that one load serves four of them.
+        """
         b = self._builder
         if isinstance(self._at, list):
-            return splat(b, load(b, self._at[t], FLOAT, 4), F32V)
-        if not ARM64:
-            return splat(b, load(b, beside(b, self._at, 4 * t), FLOAT, 4), F32V)
-        if t % 4 == 0:  # multiplications take a lane, so that one load serves four of them
-            kind = ir.VectorType(FLOAT, min(4, TOKENS - t))
-            self._four = load(b, beside(b, self._at, 4 * t), kind, 4)
-        return b.shuffle_vector(self._four, self._four, all_lanes(I32V, t % 4))
+            each = [self.of(t) for t in range(TOKENS)]
+            pairs = [each[t : t + TOGETHER] for t in range(0, TOKENS, TOGETHER)]
+            return {
+                t: pair[0] if TOGETHER == 1 else first_halves(b, *pair)
+                for t, pair in zip(TS, pairs, strict=True)
+            }
+        kinds = [ir.VectorType(FLOAT, min(4, TOKENS - t)) for t in range(0, TOKENS, 4)]
+        loaded = [load(b, beside(b, self._at, 16 * i), kind, 4) for i, kind in enumerate(kinds)]
+        lanes = {t: [t % 4 + i * TOGETHER // LANES for i in range(LANES)] for t in TS}
+        return {t: b.shuffle_vector(loaded[t // 4], loaded[t // 4], vector_of(I32V, lanes[t])) for t in TS}
 
 
 class Group:
@@ -168,7 +176,16 @@ class Group:
         """Vector number `index` of the record of weights."""
         return load(self.builder, beside(self.builder, self.w, index * VECTOR), kind, 4)
 
-    def add(self, totals: list, half: int, sums_of_x: Factors | None) -> list:
+    def _factor(self, number: int, part: tuple[int, int]) -> Any:
+        """Scale or minimum `number` of the rows of a part of a panel."""
+        first = 8 * PANELS + (part[0] * self.codes.factors + number) * TOGETHER
+        return self._vector(first + part[1], F32V)
+
+    def _factors(self, number: int) -> dict:
+        """The same of all parts."""
+        return {part: self._factor(number, part) for part in PARTS}
+
+    def add(self, totals: dict, half: int, sums_of_x: Factors | None) -> dict:
         """totals + the products of the whole group, or of half number `half` of it.
 
         With `sums_of_x`, the tokens' sums of activations, also adds minimum · sum.
@@ -176,44 +193,61 @@ class Group:
         b, codes = self.builder, self.codes
         count = 4 if codes.halves else 8
         sums = tile_sums(b, self._vector, self.xs, self.in_record, codes, half * count, count)
-        out = list(totals)
-        first = [8 * PANELS + p * codes.factors + half for p in range(PANELS)]
-        scales = [self._vector(at, F32V) for at in first]
-        minima = [at + 1 + codes.halves for at in first]
-        if sums_of_x is not None and not ARM64:
-            minima = [self._vector(at, F32V) for at in minima]
-        for start in range(0, TOKENS, TOGETHER):
-            joined = [joined_sums(b, sums, p, start) for p in range(PANELS)]
-            for t in range(start, start + TOGETHER):
-                scale = self.scales.of(t)
-                total = sums_of_x.of(t) if sums_of_x is not None and not ARM64 else None
-                for p in range(PANELS):
-                    k = p * TOKENS + t
-                    value = b.sitofp(joined[p][t - start], F32V)
-                    out[k] = multiply_add(b, value, b.fmul(scales[p], scale), out[k])
-                    if total is not None:
-                        out[k] = multiply_add(b, minima[p], total, out[k])
-            if ARM64:
-                self._finish_tokens(start, out, sums)
-        if sums_of_x is not None and ARM64:
-            self._add_minima(minima, sums_of_x, out)
+        out = dict(totals)
+        (self._add_by_part if ARM64 else self._add_by_token)(sums, half, sums_of_x, out)
         return out
 
-    def _add_minima(self, minima: list, sums_of_x: Factors, out: list) -> None:
-        """Add minimum · sum to all totals, at a time when no integer sums take registers."""
-        b = self.builder
-        loaded = [self._vector(at, F32V) for at in minima]
-        for t in range(TOKENS):
-            total = sums_of_x.of(t)
-            for p in range(PANELS):
-                k = p * TOKENS + t
-                out[k] = multiply_add(b, loaded[p], total, out[k])
-        out[:] = keep_order(b, out)
+    def _add_by_token(self, sums: dict, half: int, sums_of_x: Factors | None, out: dict) -> None:
+        """Add scale · integer sum, and minimum · sum of activations, for one token after the other."""
+        b, scales = self.builder, self._factors(half)
+        if sums_of_x is not None:
+            minima = self._factors(half + 1 + self.codes.halves)
+        for t in TS:
+            scale = self.scales.of(t)
+            total = sums_of_x.of(t) if sums_of_x is not None else None
+            for p, r in PARTS:
+                value = b.sitofp(sums[p, r, t], F32V)
+                out[p, r, t] = multiply_add(b, value, b.fmul(scales[p, r], scale), out[p, r, t])
+                if total is not None:
+                    out[p, r, t] = multiply_add(b, minima[p, r], total, out[p, r, t])
 
-    def _finish_tokens(self, start: int, out: list, sums: dict) -> None:
-        """Keep LLVM from mixing the work on TOGETHER tokens with that on the next, for lack of registers."""
-        done = [p * TOKENS + t for p in range(PANELS) for t in range(start, start + TOGETHER)]
-        later = [cell for cell in sums if cell[-1] > start]
-        kept = keep_order(self.builder, [out[k] for k in done] + [sums[cell] for cell in later])
-        for k, value in zip(done + later, kept, strict=True):
-            (sums if k in sums else out)[k] = value
+    def _add_by_part(self, sums: dict, half: int, sums_of_x: Factors | None, out: dict) -> None:
+        """The same for one part of a panel after the other, and for minima when no integer sums are left."""
+        b, factors = self.builder, self.scales.every()
+        for part in PARTS:
+            scale, done = self._factor(half, part), [cell for cell in CELLS if cell[:2] == part]
+            for cell in done:
+                value = b.sitofp(sums[cell], F32V)
+                out[cell] = multiply_add(b, value, b.fmul(scale, factors[cell[2]]), out[cell])
+            later = [cell for cell in CELLS if cell[:2] > part]
+            kept = keep_order(b, [out[cell] for cell in done] + [sums[cell] for cell in later])
+            out.update(zip(done, kept, strict=False))
+            sums.update(zip(later, kept[len(done) :], strict=True))
+        if sums_of_x is not None:
+            minima, factors = self._factors(half + 1 + self.codes.halves), sums_of_x.every()
+            for cell in CELLS:
+                out[cell] = multiply_add(b, minima[cell[:2]], factors[cell[2]], out[cell])
+            out.update(zip(CELLS, keep_order(b, [out[cell] for cell in CELLS]), strict=True))
+
+
+def by_part(builder: Any, by_token: list) -> dict:
+    """Totals as `Group.add` takes them, out of F32 with a token each: PANELS · TOKENS, panel by panel."""
+    if TOGETHER == 1:
+        return {cell: by_token[cell[0] * TOKENS + cell[2]] for cell in CELLS}
+    out = dict.fromkeys(CELLS)
+    for p in range(PANELS):
+        for t in TS:
+            at = p * TOKENS + t
+            out[p, 0, t], out[p, 1, t] = joined(builder, by_token[at], by_token[at + 1])
+    return out
+
+
+def by_token(builder: Any, totals: dict) -> list:
+    """The reverse of `by_part`."""
+    out: list = [None] * (PANELS * TOKENS)
+    for p in range(PANELS):
+        for t in TS:
+            parts = [totals[p, r, t] for r in range(TOGETHER)]
+            at = p * TOKENS + t
+            out[at : at + TOGETHER] = parts if TOGETHER == 1 else joined(builder, *parts)
+    return out

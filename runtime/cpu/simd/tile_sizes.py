@@ -11,6 +11,7 @@ TOKENS = 3 if LEVEL in ("avxvnni", "avx2", "plain") else 6
 TOGETHER = 2 if LEVEL == "i8mm" else 1
 GROUP = 32  # columns whose products are summed as integers, and whose activations share a scale
 VECTOR = 4 * LANES  # bytes of a vector register
+FACTOR = TOGETHER * VECTOR  # bytes of a scale, or of a minimum, of the rows of a panel in a record
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
 RESIDUAL = GROUP + 4  # bytes of a group of residual codes of a row: int8 codes, float32 scale
 # Byte offsets in a record of activations, float32 [TOKENS] each: scales, sums of the 32 values, sums of the
@@ -26,4 +27,4 @@ MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each
 
 def weights_record(factors: int) -> int:
     """Bytes of a group of unpacked weights of all panels, with `factors` scales and minima a panel."""
-    return PANELS * (8 + factors) * VECTOR
+    return PANELS * (8 * VECTOR + factors * FACTOR)

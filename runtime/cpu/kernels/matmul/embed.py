@@ -14,7 +14,7 @@ from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import tile_layout
-from ...simd.tile_sizes import GROUP, PANELS, TOGETHER, VECTOR
+from ...simd.tile_sizes import FACTOR, GROUP, PANELS, TOGETHER, VECTOR
 from ..common.access import record_reader, step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import partition_rows
@@ -47,13 +47,14 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
         for g in range(a.width // GROUP):
             store_group(unpack(codes, panel, a.n_blocks, g), codes, tile, scratch, 0)
             for i in range(8):
-                first = scratch + FACTORS + 4 * lane + (i // 4 * VECTOR if halves else 0)
+                first = scratch + FACTORS + 4 * lane + (i // 4 * FACTOR if halves else 0)
+                at = scratch + i * VECTOR + 4 * lane
+                if in_pairs:  # of rows: `simd.gemm_tile.in_tile_order`, `store_factor`
+                    first += lane // 2 * (VECTOR - 8)
+                    at = scratch + (i // 2 * 2 + lane // 2) * VECTOR + lane % 2 * 8 + i % 2 * 4
                 scale, offset = load_f32(first), np.float32(0.0)
                 if minimum:
-                    offset = load_f32(first + (factors // 2) * VECTOR)
-                at = scratch + i * VECTOR + 4 * lane
-                if in_pairs:  # of words, then of rows: `simd.gemm_tile.in_tile_order`
-                    at = scratch + (i // 2 * 2 + lane // 2) * VECTOR + lane % 2 * 8 + i % 2 * 4
+                    offset = load_f32(first + (factors // 2) * FACTOR)
                 word = load_i32(at)
                 for b in range(4):
                     code = (word >> (8 * b)) & 255

@@ -10,10 +10,10 @@ from numba.extending import overload
 
 from .....quant.jit.decorators import jit
 from .....quant.jit.simd.arithmetic import splat_f32
-from .....quant.jit.simd.memory import storev_f32, storev_i32
+from .....quant.jit.simd.memory import storev_i32
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, in_tile_order, shift_codes, tile_codes
-from ...simd.tile_sizes import PANELS, VECTOR
+from ...simd.gemm_tile import TileCodes, in_tile_order, shift_codes, store_factor, tile_codes
+from ...simd.tile_sizes import FACTOR, PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
 TILE_CODES: dict[str, TileCodes] = {
@@ -55,40 +55,40 @@ def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel:
 
     def symmetric(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         words, scale = weights
-        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * FACTOR
         _store_words(words[:4], tile, at)
         _store_words(words[4:], tile, at + half)
-        storev_f32(to, scale)
+        store_factor(to, scale)
         if minimum:
-            storev_f32(to + VECTOR, offset_of(scale))
+            store_factor(to + FACTOR, offset_of(scale))
 
     def with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         words, scale, lowest = weights
-        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * FACTOR
         _store_words(words[:4], tile, at)
         _store_words(words[4:], tile, at + half)
-        storev_f32(to, scale)
-        storev_f32(to + VECTOR, splat_f32(zero) - lowest)
+        store_factor(to, scale)
+        store_factor(to + FACTOR, splat_f32(zero) - lowest)
 
     def halves(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         low, high, scale_low, scale_high = weights
-        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * FACTOR
         _store_words(low, tile, at)
         _store_words(high, tile, at + half)
-        storev_f32(to, scale_low)
-        storev_f32(to + VECTOR, scale_high)
+        store_factor(to, scale_low)
+        store_factor(to + FACTOR, scale_high)
         if minimum:
-            storev_f32(to + 2 * VECTOR, offset_of(scale_low))
-            storev_f32(to + 3 * VECTOR, offset_of(scale_high))
+            store_factor(to + 2 * FACTOR, offset_of(scale_low))
+            store_factor(to + 3 * FACTOR, offset_of(scale_high))
 
     def halves_with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         low, high, scale_low, scale_high, minimum_low, minimum_high = weights
-        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * FACTOR
         _store_words(low, tile, at)
         _store_words(high, tile, at + half)
-        storev_f32(to, scale_low)
-        storev_f32(to + VECTOR, scale_high)
-        storev_f32(to + 2 * VECTOR, splat_f32(zero) - minimum_low)
-        storev_f32(to + 3 * VECTOR, splat_f32(zero) - minimum_high)
+        store_factor(to, scale_low)
+        store_factor(to + FACTOR, scale_high)
+        store_factor(to + 2 * FACTOR, splat_f32(zero) - minimum_low)
+        store_factor(to + 3 * FACTOR, splat_f32(zero) - minimum_high)
 
     return {2: symmetric, 3: with_minimum, 4: halves, 6: halves_with_minimum}[len(weights)]

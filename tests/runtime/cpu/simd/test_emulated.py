@@ -1,6 +1,6 @@
 """The levels of arm64 on machines that are not: the kernels' own tests, with kernels that run in an emulator.
 
-See tests/on_arm64.py. Tests of machines, which compile many more kernels, are run there by hand.
+See tests/on_arm64.py. Tests of attention, experts and recurrent layers are run there by hand.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HERE = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("level", ["neon", "i8mm"])
-def test_matrix_products(level, tmp_path):
+def test_matrix_products_and_steps_of_few_rows(level, tmp_path):
     environment = {**os.environ, "KUKRI_SIMD": level, "KUKRI_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "kukri.tests.on_arm64"]
     done = subprocess.run(
-        [*command, str(HERE / "test_matmul.py")],
+        [*command, str(HERE / "test_matmul.py"), str(HERE / "test_few_rows.py")],
         env=environment,
         cwd=HERE.parents[2],
         capture_output=True,
