@@ -181,6 +181,8 @@ class Scheduler:
         self._repair()
         if self.limits.alone:
             return self._plan_alone()
+        if len(self.running) == 1 and (only := self._only_row(self.running[0])) is not None:
+            return [only]
         plan: list[Rows] = []
         ready = [sequence for sequence in self.running if not sequence.paused]
         most = max(1, min(FEW_ROWS, self.machine.max_rows // max(1, len(ready))))
@@ -199,6 +201,16 @@ class Scheduler:
         if len(ready) > len(decoding):
             self._plan_prefill(ready, plan)
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _only_row(self, sequence: Sequence) -> Rows | None:
+        """What the only running sequence decodes next, which `_plan` would find as well, if not as soon; None
+        if it does not decode, or cannot."""
+        if sequence.paused or len(sequence.ids) - sequence.n_cached != 1 or sequence.prefilling:
+            return None
+        if len(sequence.ids) > self.limits.context:
+            return None
+        rows = self._decode_rows(sequence, 1)
+        return rows if self._make_room(sequence, rows.n, []) else None
 
     def _plan_prefill(self, ready: list[Sequence], plan: list[Rows]) -> None:
         """Add chunks of prompts to the decode rows of a step, as far as there is room for them."""
