@@ -5,7 +5,7 @@ to all lanes, so that no sum crosses lanes. Block-quantised weights are multipli
 `quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
 with float32 activations. Threads partition the panels, and ask for weights before they use them, but for no
-other thread's (`simd/read_ahead.py`).
+other thread's (`common/read_ahead.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from .....quant.jit.simd.memory import load_f32, load_i32, storev_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
-from ...simd.read_ahead import ask, ask_first, distance
 from ...simd.tile_sizes import (
     GROUP,
     GROUP_STATS,
@@ -38,6 +37,7 @@ from ...simd.tile_sizes import (
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import partition
+from ..common.read_ahead import ask, ask_first, distance
 from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack

@@ -13,9 +13,9 @@ from typing import Any
 import llvmlite.binding as llvm
 from numba.extending import overload
 
-from ....quant.jit.levels import LANES
-from ....quant.jit.simd.memory import look_at, prefetch, prefetch_far
-from .dot8 import Codes
+from .....quant.jit.levels import LANES
+from .....quant.jit.simd.memory import look_at, prefetch, prefetch_far
+from ...simd.dot8 import Codes
 
 # Formats that are read ahead by loads, and the distance in bytes.
 LOADED = ("Q4_1",) if LANES == 16 and llvm.get_host_cpu_name().startswith("znver") else ()
