@@ -1,4 +1,4 @@
-"""Gemv kernels read ahead, with loads on some CPUs, but nothing behind their weights."""
+"""Gemv kernels prefetch weights ahead of their use, but load nothing behind them."""
 
 from __future__ import annotations
 
