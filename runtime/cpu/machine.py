@@ -16,8 +16,9 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
+from .abi.sizes import CACHE_TYPES, FLOAT_BYTES, PAGE_MULTIPLE
 from .kept_panels import KeptPanels
+from .key_offsets import biased_layers, key_offsets
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
@@ -36,10 +37,10 @@ class CpuMachine:
     tensors, or parts of them, whose bytes in the file are no longer needed, and `progress` with (stage, done,
     total). `threads` defaults to the physical cores (`default_threads`). `kv_type` is the element type of the
     KV cache: "f16", "f32", "q8_0", "q4_0", or "auto": f32 if all weights are floats, so that a float model is
-    not rounded; f16 for models whose keys have outliers that 8 bits lose; otherwise q8_0. `states` holds the
-    states of recurrent ops for `max_sequences` sequences. Raises ValueError if `page_size` is no multiple of
-    `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for an op. Not for use
-    from two threads at once.
+    not rounded; f16 for models whose keys have biases beside attention sinks or a soft cap; otherwise q8_0.
+    `states` holds the states of recurrent ops for `max_sequences` sequences. Raises ValueError if `page_size`
+    is no multiple of `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for
+    an op. Not for use from two threads at once.
     Machines whose steps never overlap may share a `team`, that of the first; it ends with that machine.
     """
 
@@ -69,6 +70,7 @@ class CpuMachine:
         self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
+        self._rotates = self.kv_type.upper() not in FLOAT_BYTES
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -76,6 +78,7 @@ class CpuMachine:
             max_rows=self.max_rows,
             max_logits=self.max_logits,
             cache_type=self.kv_type.upper(),
+            key_offsets=key_offsets(program) if self._rotates else {},
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress, kept).lower()
@@ -212,7 +215,8 @@ class CpuMachine:
     def page_layout(self) -> str:
         """How a page's bytes are to be read; it depends on the width of vectors."""
         words = [pool.shape[1] for pool in self._pools]
-        return f"cpu {self.kv_type} {LANES} lanes, {self.page_size} tokens {words}"
+        rotated = " rotated" if self._rotates else ""
+        return f"cpu {self.kv_type}{rotated} {LANES} lanes, {self.page_size} tokens {words}"
 
     def read_page(self, page: int) -> np.ndarray:
         """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
@@ -267,26 +271,16 @@ class CpuMachine:
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
-    """The element type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown."""
+    """The element type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown.
+
+    "auto" takes 8 bits but for keys with a bias that has to stay in them (`key_offsets.py`): some of
+    their dimensions are far larger than others, which even rotated is too coarse for the rest.
+    """
     if kv_type == "auto":
         if all(weight.format.is_float for _, weight in weight_matrices(program)):
             return "F32"
-        return "F16" if _keys_have_outliers(program) else "Q8_0"
+        return "F16" if biased_layers(program) - key_offsets(program).keys() else "Q8_0"
     if kv_type.upper() not in CACHE_TYPES:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
-
-
-def _keys_have_outliers(program: ops.Program) -> bool:
-    """Whether keys have a bias or a norm with weights.
-
-    Some of their dimensions are then far larger than others, and a scale of 8-bit codes that they share is
-    too coarse for the rest (docs/performance.md).
-    """
-    keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
-    return any(
-        (isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None))
-        and op.out.name in keys
-        for op in program.ops
-    )

@@ -30,7 +30,7 @@ class LoadOptions:
       container's quota.
     - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0" or "auto". "auto" is f32 if all
       weights are floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have
-      a bias or a norm. The reference machine always stores float32.
+      a bias beside attention sinks or a soft cap. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `contexts`: how many whole contexts the KV cache has room for, if not as many as `parallel` says. With

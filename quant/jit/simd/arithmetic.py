@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 
 from ..levels import LANES
-from ..llvm_ir import F32V, I32V, call, fold, larger, multiply_add, splat
+from ..llvm_ir import F32V, I32_, I32V, call, fold, larger, multiply_add, splat, vector_of
 from .vectors import F32, I32, instruction
 
 
@@ -81,6 +82,18 @@ def lane_sum(builder: Any, a: Any) -> Any:
 def lane_max(builder: Any, a: Any) -> Any:
     """The largest lane."""
     return fold(builder, a, lambda x, y: larger(builder, x, y))
+
+
+@instruction(F32, F32)
+def mix_lanes(builder: Any, a: Any) -> Any:
+    """Lane i becomes Σ (-1)^popcount(i & j) · lane j, the Hadamard transform without its factor."""
+    order, half = ir.VectorType(I32_, LANES), 1
+    while half < LANES:
+        partner = builder.shuffle_vector(a, a, vector_of(order, [i ^ half for i in range(LANES)]))
+        signs = vector_of(F32V, [-1.0 if i & half else 1.0 for i in range(LANES)])
+        a = multiply_add(builder, a, signs, partner)
+        half *= 2
+    return a
 
 
 @instruction(types.int32, I32)

@@ -118,6 +118,13 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // GROUP) * GROUP
 
 
+def rotation_block(kind: str, head_dim: int, value_dim: int) -> int:
+    """The dimensions of a block in which a cache of type `kind` rotates keys and values, a power of two that
+    divides the dimensions of both; 0: it does not rotate them."""
+    both = head_dim | value_dim
+    return 0 if kind in FLOAT_BYTES else both & -both
+
+
 def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
     """Bytes of the keys and of the values of one kv head in one page; multiples of 64."""
     dim = padded(head_dim)

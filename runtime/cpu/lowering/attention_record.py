@@ -8,7 +8,7 @@ import numpy as np
 
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..abi.sizes import pool_bytes
+from ..abi.sizes import pool_bytes, rotation_block
 from ..arena import Arena, Region
 from .base import MachineConfig
 
@@ -27,7 +27,7 @@ def sequence_ends(arena: Arena, max_rows: int) -> Region:
 
 
 def attention_fields(
-    arena: Arena, op: ops.Attend, keys: Region, values: Region, **matrices: Region
+    arena: Arena, config: MachineConfig, op: ops.Attend, keys: Region, values: Region, **matrices: Region
 ) -> dict[str, Any]:
     """The ATTENTION fields of an op, its pools and its `matrices` (q, k, v, out).
 
@@ -43,11 +43,14 @@ def attention_fields(
         "head_dim": op.head_dim,
         "value_step": op.head_dim if op.v is op.k else op.value_dim,
         "value_dim": op.value_dim,
+        "rotation": rotation_block(config.cache_type, op.head_dim, op.value_dim),
         "append": op.append,
         "window": op.window,
         "scale": op.scale,
         "softcap": op.softcap,
     }
+    if op.layer in config.key_offsets:
+        fields["key_offsets"] = arena.vector(config.key_offsets[op.layer].reshape(-1))
     if op.sinks is not None:  # the kernels' scores are powers of two
         fields["sinks"] = arena.vector(op.sinks * np.float32(np.log2(np.e)))
     for name, region in matrices.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,8 @@ class MachineConfig:
     max_rows: int  # rows of a step at most
     max_logits: int  # rows of a step whose logits are computed, at most
     cache_type: str  # element type of the KV cache
+    # By layer of the cache, what its keys lack: float32 [kv_heads, padded head_dim] (key_offsets.py).
+    key_offsets: Mapping[int, np.ndarray] = field(default_factory=dict)
     states: tuple[np.ndarray, ...] = ()  # states of recurrent ops, float32 [sequences, …] each
 
     def rows(self, buffer: ops.Buffer) -> int:

@@ -38,7 +38,7 @@ class DecodeAttentionLowering(DecodeMoELowering):
         partials_bytes = sizes.partials_bytes(op.heads, op.head_dim, config.n_pages * config.page_size)
         partials = self._arena.rows(f"splits {op.heads} {op.head_dim}", 1, partials_bytes)
         out = self._per_thread(op.out)
-        fields = attention_fields(self._arena, op, keys, values, q=q, k=k, v=v) | fused
+        fields = attention_fields(self._arena, self._config, op, keys, values, q=q, k=k, v=v) | fused
         fields |= {
             "scratch": scratch.address,
             "scratch_stride": scratch.thread_stride,

@@ -182,7 +182,7 @@ class PrefillLowering(PrefillMoELowering):
         scratch = self._arena.per_thread(f"attention {op.head_dim}", scratch_bytes)
         q, out = self._shared(op.q), self._output(op.out)
         k, v = (self._shared(b) for b in (op.k, op.v)) if op.append else (q, q)
-        fields = attention_fields(self._arena, op, keys, values, q=q, k=k, v=v, out=out)
+        fields = attention_fields(self._arena, self._config, op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
         if not op.causal:
             fields["ends"] = sequence_ends(self._arena, self._config.max_rows).address

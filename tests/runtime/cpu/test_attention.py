@@ -48,6 +48,7 @@ class Cache:
     norms: tuple[np.ndarray, np.ndarray] | None = None
     angles: tuple[np.ndarray, np.ndarray] | None = None
     interleaved: bool = False
+    key_mean: np.ndarray | None = None  # added to the keys of `rows`
     keep: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,6 +67,7 @@ class Cache:
         a["heads"], a["kv_heads"], a["head_dim"] = self.heads, self.kv_heads, self.head_dim
         a["value_step"] = a["value_dim"] = self.head_dim
         a["append"] = True
+        a["rotation"] = sizes.rotation_block(self.kind, self.head_dim, self.head_dim)
         a["window"], a["softcap"], a["scale"] = self.window, self.softcap, self.head_dim**-0.5
         a["scratch"], a["scratch_stride"] = self.scratch.ctypes.data, self.scratch_bytes
         a["partials"] = self.partials.ctypes.data
@@ -126,7 +128,8 @@ class Cache:
     def rows(self, rng: np.random.Generator, n: int) -> list[np.ndarray]:
         """Random float32 q, k, v of n rows."""
         widths = (self.heads, self.kv_heads, self.kv_heads)
-        return [rng.normal(size=(n, h * self.head_dim)).astype(np.float32) for h in widths]
+        q, k, v = (rng.normal(size=(n, h * self.head_dim)).astype(np.float32) for h in widths)
+        return [q, k if self.key_mean is None else k + self.key_mean, v]
 
 
 def expected(cache: Cache, position: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -344,7 +347,7 @@ def test_scores_far_apart(kind):
     out = cache.prefill([(0, p) for p in range(140)], q, k, v)
     assert np.isfinite(out).all()
     late = np.stack([expected(cache, p, q[p], k, v) for p in range(134, 140)])
-    check(kind, out[134:], late)
+    check(kind, out[134:], late, 1.5)  # 0.0114 … 0.0173 with q8_0, by the seed; 0.0135 in the mean
 
 
 @pytest.mark.slow

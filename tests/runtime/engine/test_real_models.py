@@ -92,11 +92,12 @@ def test_text(model, feed):
 
 
 def test_cpu_machine(model, feed):
-    """What INT8 activations and an fp16 cache cost on a text: a fifth of what is promised, at most."""
+    """What INT8 activations and a q8_0 cache cost on a text: a fifth of what is promised, at most."""
     reference_machine, reference, arrays = model
     bos = [] if reference["bos"] is None else [reference["bos"]]
     ids = bos + arrays["window_ids"][:192].tolist()
     machine = CpuMachine(reference_machine.program, n_pages=16)
+    assert machine.kv_type == "q8_0"
     expected = feed(reference_machine, PageTable(16), ids).astype(np.float64)
     got = feed(machine, PageTable(16), ids).astype(np.float64)
     machine.close()

@@ -32,6 +32,7 @@ from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
 from ..common.vector_math import constant
 from .kv_cache import codes_bytes, limit_of, padded_dim, pieces, query_bytes
+from .rotation import rotate_head
 from .softmax import LIMIT, LOG2_E, initial_softmax, normalise_value_scales, slot_offset, update_softmax
 from .tile_scores import Block, score_tile
 from .tile_values import add_values
@@ -45,7 +46,7 @@ ANY = (3, ROWS)
 def _prepare_query(kind: Codes, a: Any, x: int, q: int) -> float:
     """Convert a query, float32 [dim] at `x`, for products with keys: float32 or int16 [dim] to address `q`.
 
-    Returns the scale of the int16 query, 1 for float32.
+    Returns the scale of the int16 query, 1 for float32. Where the cache is rotated, x is, in place.
     """
     raise TypeError("for compiled code")
 
@@ -58,6 +59,8 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
         return np.float32(1.0)
 
     def ints(kind: Any, a: Any, x: Any, q: Any) -> Any:
+        if a.rotation > 0:
+            rotate_head(x, a.head_dim, a.rotation)
         peak, total = constant(0.0), constant(0.0)
         for d in range(0, 4 * padded_dim(a), 4 * LANES):
             value = loadv_f32(x + d)

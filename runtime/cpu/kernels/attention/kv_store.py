@@ -10,7 +10,15 @@ from numba.extending import overload
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import lane_max, lane_sum, maximum, minimum, round_even, splat_f32, to_i32
-from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f16, store_f32, storev_i8
+from .....quant.jit.simd.memory import (
+    load_f32,
+    load_i32,
+    loadv_f32,
+    store_f16,
+    store_f32,
+    storev_f32,
+    storev_i8,
+)
 from ...abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.dot16 import load_f16, load_i8, store_i8
@@ -20,6 +28,7 @@ from ..common.float_types import store_float
 from ..common.partition import partition_rows
 from ..common.vector_math import constant
 from .kv_cache import KINDS, arguments_at, limit_of, padded_dim, pieces, value_row
+from .rotation import rotate_head
 
 NAN: Any = np.float32(np.nan)
 ZERO: Any = np.float32(0.0)
@@ -32,6 +41,13 @@ def copy_padded(source: int, out: int, n: int, dim: int) -> None:
         store_f32(out + 4 * i, load_f32(source + 4 * i))
     for i in range(n, dim):
         store_f32(out + 4 * i, ZERO)
+
+
+@jit
+def _subtract(x: int, offset: int, dim: int) -> None:
+    """x - offset, float32 [dim], in place."""
+    for d in range(0, 4 * dim, 4 * LANES):
+        storev_f32(x + d, loadv_f32(x + d) - loadv_f32(offset + d))
 
 
 @jit
@@ -162,7 +178,15 @@ def _choose_store_token(
 def store_token(
     kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int, k: int, v: int, codes: int
 ) -> None:
-    """Write key and value of kv head `h` at a position of a sequence; the rest as in `_store_token`."""
+    """Write key and value of kv head `h` at a position of a sequence; the rest as in `_store_token`.
+
+    Where the cache is rotated, k and v are changed in place.
+    """
+    if limit_of(kind) != 0 and a.rotation > 0:
+        if a.key_offsets != 0:
+            _subtract(k, a.key_offsets + 4 * h * padded_dim(a), padded_dim(a))
+        rotate_head(k, a.head_dim, a.rotation)
+        rotate_head(v, a.value_dim, a.rotation)
     keys, values = pieces(kind, a, s, sequence, position, h)
     _store_token(kind, a, keys, values, s.page_size, position % s.page_size, k, v, codes)
 

@@ -18,6 +18,7 @@ from .....quant.jit.simd.memory import load_f32, loadv_f32, store_f32, storev_f3
 from ...abi.sizes import Scratch
 from ..common.vector_math import constant
 from .kv_cache import padded_dim
+from .rotation import rotate_back
 from .softmax import exp2_scalar, initial_softmax, slot_offset
 
 
@@ -68,3 +69,4 @@ def merge_heads(a: Any, partials: int, count: int, out: int) -> None:
                 rest = load_f32(at + 4 * d) if i else np.float32(0.0)
                 store_f32(at + 4 * d, load_f32(row + 4 * d) * factor + rest)
                 d += 1
+        rotate_back(a, at)

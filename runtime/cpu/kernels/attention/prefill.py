@@ -21,6 +21,7 @@ from .flash_tile import FULL, attend_tile, prepare_query, reset_sums
 from .kv_cache import KINDS, arguments_at, padded_dim
 from .kv_store import copy_padded
 from .partials import merge_heads, partial, store_partial
+from .rotation import rotate_back
 from .softmax import slot_offset
 
 SPLIT = 256  # tokens of a split at least
@@ -145,6 +146,7 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
                     factor = np.float32(1.0) / load_f32(m.denominators + slot_offset(i))
                     for d in range(0, 4 * a.value_dim, 4):
                         store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
+                    rotate_back(a, out)
             row += n
 
     return prefill_attention

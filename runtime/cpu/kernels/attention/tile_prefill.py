@@ -28,6 +28,7 @@ from ..common.access import step_at
 from .kv_cache import KINDS, arguments_at, padded_dim, pieces
 from .kv_store import copy_padded
 from .prefill import rows_for_others, run_of_rows, visible_end
+from .rotation import rotate_back, rotate_head
 from .softmax import LOG2_E, initial_softmax
 from .tile_softmax import PAIR, reset_query, update_tile
 from .tile_unpack import unpack_keys, unpack_values
@@ -57,6 +58,8 @@ def _set_query(a: Any, m: TileScratch, i: int, x: int, parts: int) -> None:
     """Write query number i, float32 [head_dim] at `x`, with the factor of scores, as a row of its tiles."""
     dim = padded_dim(a)
     copy_padded(x, m.staging, a.head_dim, dim)
+    if a.rotation > 0:
+        rotate_head(m.staging, a.head_dim, a.rotation)
     scale = splat_f32(np.float32(a.scale if a.softcap > 0 else a.scale * LOG2_E))
     at, rest = m.q + i // ROWS * parts * dim // GROUP * TILE + i % ROWS * 64, dim // GROUP * TILE
     for d in range(m.staging, m.staging + 4 * dim, 4 * GROUP):
@@ -209,7 +212,9 @@ def tile_attention(kind: Codes, unit: TileUnit) -> EntryPoint:
                     attend(a, s, m, tiles, sequence, kv_head, first, highest + 1)
                     for i in range(n * heads):
                         out = a.out + (row + i // heads) * a.out_stride
-                        _write_output(a, m, i, out + 4 * (head + i % heads) * a.value_dim)
+                        out += 4 * (head + i % heads) * a.value_dim
+                        _write_output(a, m, i, out)
+                        rotate_back(a, out)
                 task += 1
             row += n
         end(m.unit)

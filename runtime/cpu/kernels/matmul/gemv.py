@@ -4,8 +4,8 @@ W lies in panels of LANES rows side by side: each lane accumulates its own row, 
 to all lanes, so that no sum crosses lanes. Block-quantised weights are multiplied with the activations that
 `quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
-with float32 activations. Threads partition the panels, and prefetch weights AHEAD bytes before they use them,
-but no other thread's.
+with float32 activations. Threads partition the panels, and ask for weights before they use them, but for no
+other thread's (`common/read_ahead.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .....quant.formats import FORMATS
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
-from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, prefetch_far, storev_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, storev_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
@@ -37,13 +37,11 @@ from ...simd.tile_sizes import (
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import partition
+from ..common.read_ahead import ask, ask_first, distance
 from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
-# Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
-# more lines at a time than the L1 cache (docs/performance.md).
-AHEAD, early = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
 STATS_BYTES = 4 * GROUP_STATS
 
 
@@ -122,7 +120,7 @@ def _step_ahead(
     """acc + the products of group `i` of a block of 8; before them, prefetch the group's share of the lines
     of the block at address `ahead`, `n_bytes` a group."""
     for line in range((i * n_bytes + 63) & -64, (i + 1) * n_bytes, 64):
-        early(ahead + line)
+        ask(codes, ahead + line)
     return _step(acc, codes, panel, n_blocks, 8 * block + i, x, residual, stats)
 
 
@@ -132,11 +130,11 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
 
     `end` is the address behind the thread's part of the matrix.
     """
-    stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
+    stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + distance(codes), end - group_bytes
     for g in range(a.n_blocks):
         ahead = min(ahead, last)
         for line in range(0, group_bytes, 64):
-            early(ahead + line)
+            ask(codes, ahead + line)
         ahead += group_bytes
         acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
@@ -150,7 +148,7 @@ def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
     a block, since many lines asked for at once keep all other loads waiting.
     """
     n, width = a.n_blocks, a.width
-    stats, acc, ahead, last = x + 2 * width, constant(0.0), panel + AHEAD, end - 8 * group_bytes
+    stats, acc, ahead, last = x + 2 * width, constant(0.0), panel + distance(codes), end - 8 * group_bytes
     for block in range(n):
         ahead = min(ahead, last)
         acc = _step_ahead(acc, codes, panel, n, block, 0, x, width, stats, ahead, group_bytes)
@@ -175,7 +173,7 @@ def _float_row(kind: Codes, panel: int, end: int, a: Any, x: int, stride: int) -
     k = 0
     while k + 4 <= a.width:
         at = panel + k * stride
-        early(min(at + AHEAD, end - 64))
+        ask(kind, min(at + distance(kind), end - 64))
         acc0 = fma(load_floats(kind, at), splat_f32(load_f32(x + 4 * k)), acc0)
         acc1 = fma(load_floats(kind, at + stride), splat_f32(load_f32(x + 4 * k + 4)), acc1)
         acc2 = fma(load_floats(kind, at + 2 * stride), splat_f32(load_f32(x + 4 * k + 8)), acc2)
@@ -230,10 +228,10 @@ def _gemv(codes: Codes) -> EntryPoint:
         weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
         end = weights + last * (a.pair_stride if a.gate else a.panel_bytes)
         start = weights + first * (a.pair_stride if a.gate else a.panel_bytes)
-        for line in range(start, min(end, start + AHEAD), 64):
-            early(line)
+        for line in range(start, min(end, start + distance(codes)), 64):
+            ask_first(line)
             if a.gate:
-                early(line + a.second_offset)
+                ask_first(line + a.second_offset)
         for panel in range(first, last):
             column = panel * VECTOR
             if a.gate:

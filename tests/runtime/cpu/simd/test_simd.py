@@ -21,6 +21,7 @@ from kukri.quant.jit.simd.arithmetic import (
     lane_sum_i32,
     maximum,
     minimum,
+    mix_lanes,
     round_even,
     splat_f32,
     splat_i32,
@@ -245,6 +246,18 @@ def test_reductions():
     np.testing.assert_allclose(total, x.sum(dtype=np.float64), rtol=1e-5)
     assert largest == x.max()
     assert count == whole.sum()
+
+
+def test_mix_lanes():
+    x, out = floats(), floats()
+
+    @numba.njit
+    def run(x, out):
+        storev_f32(out, mix_lanes(loadv_f32(x)))
+
+    run(address(x), address(out))
+    signs = [[(-1) ** (i & j).bit_count() for j in range(LANES)] for i in range(LANES)]
+    np.testing.assert_allclose(out, np.array(signs) @ x.astype(np.float64), rtol=1e-5, atol=1e-3)
 
 
 UNSIGNED = {limit: Codes(f"u{limit}", limit=limit) for limit in (1, 3, 15, 31, 63, 127)}

@@ -1,0 +1,55 @@
+"""The rotation of keys and values in a quantised cache: a normalised Hadamard transform, block by block.
+
+A few dimensions of a head that are far larger than the rest would make the scale of their 32 codes too coarse
+for the others. Behind the rotation every dimension has a part of each. It is orthogonal and its own inverse:
+scores are those of rotated queries with rotated keys, and the weighted sum of rotated values is rotated back
+(Ashkboos et al. 2024, "QuaRot").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .....quant.jit.decorators import jit
+from .....quant.jit.levels import LANES
+from .....quant.jit.simd.arithmetic import mix_lanes, splat_f32
+from .....quant.jit.simd.memory import load_f32, loadv_f32, store_f32, storev_f32
+
+
+@jit
+def rotate_head(x: int, dim: int, block: int) -> None:
+    """Rotate float32 [dim] at `x` in place, in blocks of `block` dimensions, a power of two that divides
+    `dim`."""
+    factor = np.float32(1.0 / math.sqrt(block))
+    half = 1
+    if block >= LANES:
+        for d in range(x, x + 4 * dim, 4 * LANES):
+            storev_f32(d, mix_lanes(loadv_f32(d)) * splat_f32(factor))
+        half = LANES
+        while half < block:
+            for start in range(x, x + 4 * dim, 8 * half):
+                for d in range(start, start + 4 * half, 4 * LANES):
+                    first, second = loadv_f32(d), loadv_f32(d + 4 * half)
+                    storev_f32(d, first + second)
+                    storev_f32(d + 4 * half, first - second)
+            half *= 2
+        return
+    while half < block:
+        for start in range(x, x + 4 * dim, 8 * half):
+            for d in range(start, start + 4 * half, 4):
+                low, high = load_f32(d), load_f32(d + 4 * half)
+                store_f32(d, low + high)
+                store_f32(d + 4 * half, low - high)
+        half *= 2
+    for d in range(x, x + 4 * dim, 4):
+        store_f32(d, load_f32(d) * factor)
+
+
+@jit
+def rotate_back(a: Any, out: int) -> None:
+    """Rotate the output of a head, float32 [value_dim] at `out`, back, if the cache is rotated."""
+    if a.rotation > 0:
+        rotate_head(out, a.value_dim, a.rotation)

@@ -1,0 +1,89 @@
+"""What a quantised cache leaves out of keys, against the reference machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kukri.runtime import ops
+from kukri.runtime.cpu import key_offsets as module
+from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
+from kukri.runtime.cpu.machine import CpuMachine, cache_type
+from kukri.runtime.engine.cache import Batch
+from kukri.runtime.reference import attention
+from kukri.runtime.reference.machine import ReferenceMachine
+
+from .test_machine import batches_of_sequences, program, run
+
+
+def biased(whole: ops.Program, bias: np.ndarray, **changes) -> ops.Program:
+    """The program with a bias for the keys of every layer, and other attention ops."""
+
+    def changed(op: ops.Op) -> ops.Op:
+        if isinstance(op, ops.MatMul) and op.out.name == "k":
+            return replace(op, bias=bias)
+        return replace(op, **changes) if isinstance(op, ops.Attend) else op
+
+    return replace(whole, ops=tuple(changed(op) for op in whole.ops))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_mean_of_the_bias_behind_rope(monkeypatch, interleaved):
+    monkeypatch.setattr(module, "POSITIONS", 100)
+    bias = np.random.default_rng(1).normal(size=64).astype(np.float32)
+    whole = biased(program(1, interleaved=interleaved), bias)
+    rope = next(op for op in whole.ops if isinstance(op, ops.RoPE) and op.x.name == "k")
+    keys = {"k": np.repeat(bias[None], 100, axis=0)}
+    zeros = np.zeros(100, np.int32)
+    attention.rope(rope, keys, Batch(zeros, zeros, np.arange(100, dtype=np.int32), zeros))
+    offsets = key_offsets(whole)
+    assert biased_layers(whole) == offsets.keys() == {0, 1}
+    for offset in offsets.values():
+        np.testing.assert_allclose(offset, keys["k"].mean(axis=0).reshape(2, 32), atol=1e-5)
+
+
+def test_none_where_scores_must_not_shift():
+    bias = np.ones(64, np.float32)
+    plain = program(1)
+    assert key_offsets(plain) == {}
+    assert biased_layers(plain) == set()
+    for changes in ({"softcap": 2.0}, {"sinks": np.zeros(6, np.float32)}):
+        whole = biased(plain, bias, **changes)
+        assert key_offsets(whole) == {}
+        assert biased_layers(whole) == {0, 1}
+        assert cache_type(biased(program(1, "Q8_0"), bias, **changes), "auto") == "F16"
+    assert cache_type(biased(program(1, "Q8_0"), bias), "auto") == "Q8_0"
+
+
+def test_none_where_a_norm_comes_between():
+    whole = biased(program(1), np.ones(64, np.float32))
+    flow = []
+    for op in whole.ops:
+        if isinstance(op, ops.Attend):
+            flow.append(ops.RMSNorm(op.k, op.k, np.ones(32, np.float32), 1e-6, groups=2))
+        flow.append(op)
+    assert key_offsets(replace(whole, ops=tuple(flow))) == {}
+
+
+@pytest.mark.parametrize("kv_heads", [2, 6])
+def test_keys_with_a_large_bias_in_8_bits(monkeypatch, kv_heads):
+    """In dimensions that RoPE leaves where they are, a bias of a hundred costs next to nothing."""
+    bias = np.random.default_rng(2).normal(size=32 * kv_heads).astype(np.float32)
+    bias.reshape(kv_heads, 32)[:, [20, 31]] += [100, -60]
+    whole = biased(program(2, kv_heads=kv_heads), bias)
+    steps = batches_of_sequences(np.random.default_rng(3), [150, 40])
+    steps += [[(0, 1)], [(1, 1)], [(0, 1), (1, 1)]]
+    expected = run(ReferenceMachine(whole, 40, max_sequences=4), steps, 5, 64)
+
+    def error() -> float:
+        machine = CpuMachine(whole, 40, threads=2, kv_type="q8_0", max_sequences=4)
+        got = run(machine, steps, 5, 64)
+        machine.close()
+        return max(float(np.abs(a - b).max()) for a, b in zip(got, expected, strict=True))
+
+    centred = error()
+    monkeypatch.setattr("kukri.runtime.cpu.machine.key_offsets", lambda program: {})
+    assert centred < error() / 3
+    assert centred < 0.05
