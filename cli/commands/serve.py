@@ -120,6 +120,9 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
     ] = Speculate.auto
+    deterministic: Annotated[
+        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+    ] = False
 
     def serving(self) -> ServeOptions:
         """The limits of the application. A usage error for wrong ones."""
@@ -159,6 +162,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             weight_cache=self.weight_cache << 20,
             parallel=self.parallel,
             speculate=self.speculate.value,
+            deterministic=self.deterministic,
             adapters=self.adapters,
         )
 

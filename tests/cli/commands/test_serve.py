@@ -9,7 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,22 @@ def test_a_key_from_the_environment(environment: dict[str, str], tiny: Path) -> 
         headers = {"authorization": "Bearer secret"}
         models = httpx.get(url + "/v1/models", headers=headers, trust_env=False).json()["data"]
         assert [(model["id"], model["context_length"]) for model in models] == [("tiny", 256)]
+
+
+def test_deterministic_answers_share_nothing(environment: dict[str, str], endless: Path) -> None:
+    def ask(url: str, text: str) -> tuple[str, int]:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 40, "temperature": 0}
+        reply = httpx.post(url + "/v1/chat/completions", json=body, timeout=60, trust_env=False).json()
+        n_cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return reply["choices"][0]["message"]["content"], n_cached
+
+    texts = ["the same " * 40 + str(i) for i in range(4)]
+    with server(environment, endless, "--deterministic") as (_, url):
+        alone = [ask(url, text) for text in texts]
+        with ThreadPoolExecutor(len(texts)) as threads:
+            beside = list(threads.map(partial(ask, url), texts))
+    assert beside == alone
+    assert [n_cached for _, n_cached in alone] == [0] * len(texts)
 
 
 def test_what_is_refused(llm_inside: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
