@@ -36,6 +36,17 @@ def key_offsets(program: ops.Program) -> dict[int, np.ndarray]:
     return {layer: offset for layer, offset in offsets.items() if layer not in absolute}
 
 
+def keys_have_outliers(program: ops.Program) -> bool:
+    """Whether keys have a bias or a norm with weights, so that some of their dimensions are far larger than
+    others, and a scale that they share is too coarse for the rest."""
+    keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
+    return any(
+        (isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None))
+        and op.out.name in keys
+        for op in program.ops
+    )
+
+
 def biased_layers(program: ops.Program) -> set[int]:
     """The layers of the cache whose keys have a bias."""
     return {

@@ -16,9 +16,9 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, FLOAT_BYTES, PAGE_MULTIPLE
+from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
 from .kept_panels import KeptPanels
-from .key_offsets import biased_layers, key_offsets
+from .key_offsets import biased_layers, key_offsets, keys_have_outliers
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
@@ -70,7 +70,7 @@ class CpuMachine:
         self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
-        self._rotates = self.kv_type.upper() not in FLOAT_BYTES
+        self._rotates = rotates(program, self.kv_type.upper())
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -78,6 +78,7 @@ class CpuMachine:
             max_rows=self.max_rows,
             max_logits=self.max_logits,
             cache_type=self.kv_type.upper(),
+            rotates=self._rotates,
             key_offsets=key_offsets(program) if self._rotates else {},
             states=tuple(self.states.arrays),
         )
@@ -284,3 +285,9 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
+
+
+def rotates(program: ops.Program, kind: str) -> bool:
+    """Whether a cache of type `kind` has keys and values rotated (kernels/attention/rotation.py): 4 bits need
+    that, and 8 bits where some dimensions of keys are far larger than others."""
+    return kind == "Q4_0" or (kind == "Q8_0" and keys_have_outliers(program))

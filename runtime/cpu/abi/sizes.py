@@ -118,11 +118,11 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // GROUP) * GROUP
 
 
-def rotation_block(kind: str, head_dim: int, value_dim: int) -> int:
-    """The dimensions of a block in which a cache of type `kind` rotates keys and values, a power of two that
-    divides the dimensions of both; 0: it does not rotate them."""
+def rotation_block(head_dim: int, value_dim: int) -> int:
+    """The dimensions of a block in which a cache rotates keys and values, a power of two that divides the
+    dimensions of both."""
     both = head_dim | value_dim
-    return 0 if kind in FLOAT_BYTES else both & -both
+    return both & -both
 
 
 def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def attention_fields(
         "head_dim": op.head_dim,
         "value_step": op.head_dim if op.v is op.k else op.value_dim,
         "value_dim": op.value_dim,
-        "rotation": rotation_block(config.cache_type, op.head_dim, op.value_dim),
+        "rotation": rotation_block(op.head_dim, op.value_dim) if config.rotates else 0,
         "append": op.append,
         "window": op.window,
         "scale": op.scale,

@@ -49,7 +49,9 @@ def test_trap_15_signals_in_any_phase(
 ) -> None:
     """From the first import on to the middle of an answer."""
     for delay in (0.15, 0.3, 0.6, None):  # None: once it writes
-        process = start(environment, "run", "-m", endless, "-t", 0, "hello")
+        process = start(
+            environment, "run", "-m", endless, "-t", 3, "--seed", 1, "hello"
+        )  # never the same again
         assert process.stdout is not None
         if delay is None:
             assert process.stdout.read(1)

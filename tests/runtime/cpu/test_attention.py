@@ -67,7 +67,9 @@ class Cache:
         a["heads"], a["kv_heads"], a["head_dim"] = self.heads, self.kv_heads, self.head_dim
         a["value_step"] = a["value_dim"] = self.head_dim
         a["append"] = True
-        a["rotation"] = sizes.rotation_block(self.kind, self.head_dim, self.head_dim)
+        a["rotation"] = (
+            0 if self.kind in sizes.FLOAT_BYTES else sizes.rotation_block(self.head_dim, self.head_dim)
+        )
         a["window"], a["softcap"], a["scale"] = self.window, self.softcap, self.head_dim**-0.5
         a["scratch"], a["scratch_stride"] = self.scratch.ctypes.data, self.scratch_bytes
         a["partials"] = self.partials.ctypes.data

@@ -10,7 +10,7 @@ import pytest
 from kukri.runtime import ops
 from kukri.runtime.cpu import key_offsets as module
 from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
-from kukri.runtime.cpu.machine import CpuMachine, cache_type
+from kukri.runtime.cpu.machine import CpuMachine, cache_type, rotates
 from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -87,3 +87,13 @@ def test_keys_with_a_large_bias_in_8_bits(monkeypatch, kv_heads):
     monkeypatch.setattr("kukri.runtime.cpu.machine.key_offsets", lambda program: {})
     assert centred < error() / 3
     assert centred < 0.05
+
+
+def test_which_caches_are_rotated():
+    """Those of 4 bits, and those of 8 bits if keys have a bias or a norm."""
+    plain = program(1, "Q8_0")
+    with_bias = biased(plain, np.ones(64, np.float32))
+    assert [rotates(plain, kind) for kind in ("F32", "F16", "Q8_0", "Q4_0")] == [False, False, False, True]
+    assert [rotates(with_bias, kind) for kind in ("F32", "F16", "Q8_0", "Q4_0")] == [False, False, True, True]
+    layouts = {CpuMachine(each, 4, kv_type="q8_0").page_layout for each in (plain, with_bias)}
+    assert len(layouts) == 2

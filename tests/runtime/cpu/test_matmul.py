@@ -404,5 +404,6 @@ def test_saturation_cannot_happen():
         for multiply_any in (multiply, multiply_row, multiply_few):
             out = np.zeros((1, 16), np.float32)
             values = multiply_any(weights, x, None, out)
-            expected = values @ weights.dequantize().astype(np.float64).T
-            np.testing.assert_allclose(out[:, :LANES], expected, rtol=1e-5)
+            exact = weights.dequantize().astype(np.float64).T
+            slack = 1e-6 * (np.abs(values) @ np.abs(exact)).max()  # where large terms cancel
+            np.testing.assert_allclose(out[:, :LANES], values @ exact, rtol=1e-5, atol=slack)

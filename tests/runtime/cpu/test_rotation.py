@@ -41,10 +41,9 @@ def test_rotate_head(compiled, dim, block):
 
 def test_rotation_block():
     """Values that are the beginnings of keys are rotated as those are."""
-    assert rotation_block("Q8_0", 576, 512) == 64
-    assert rotation_block("Q4_0", 256, 256) == 256
-    assert rotation_block("Q8_0", 80, 80) == 16
-    assert rotation_block("F16", 64, 64) == 0
+    assert rotation_block(576, 512) == 64
+    assert rotation_block(256, 256) == 256
+    assert rotation_block(80, 80) == 16
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q4_0", marks=pytest.mark.slow)])

@@ -25,7 +25,8 @@ HERE = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("level", ["neon", "i8mm"])
 def test_matrix_products_and_steps_of_few_rows(level, tmp_path):
-    environment = {**os.environ, "KUKRI_SIMD": level, "KUKRI_HOME": str(tmp_path)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**inherited, "KUKRI_SIMD": level, "KUKRI_HOME": str(tmp_path)}  # no worker of this pytest
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "kukri.tests.on_arm64"]
     done = subprocess.run(
         [*command, str(HERE / "test_matmul.py"), str(HERE / "test_few_rows.py")],
