@@ -17,6 +17,7 @@ from ..console.options import (
     DEFAULT_MODEL,
     MAX_CONTEXT,
     CpuMoe,
+    Deterministic,
     Device,
     DeviceFlag,
     Devices,
@@ -120,9 +121,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
     ] = Speculate.auto
-    deterministic: Annotated[
-        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
-    ] = False
+    deterministic: Deterministic = False
 
     def serving(self) -> ServeOptions:
         """The limits of the application. A usage error for wrong ones."""

@@ -76,6 +76,9 @@ Devices = Annotated[
     str | None,
     flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
 ]
+Deterministic = Annotated[
+    bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+]
 WeightCache = Annotated[
     int,
     flag(

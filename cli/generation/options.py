@@ -13,6 +13,7 @@ import typer
 from ..console.options import (
     MAX_CONTEXT,
     CpuMoe,
+    Deterministic,
     Device,
     DeviceFlag,
     Devices,
@@ -200,9 +201,7 @@ class GenerationOptions(
         str | None,
         flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
     ] = None
-    deterministic: Annotated[
-        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
-    ] = False
+    deterministic: Deterministic = False
     kv_type: KvTypeFlag = KvType.auto
     threads: Threads = None
     device: DeviceFlag = Device.auto

@@ -31,7 +31,7 @@ class StepTimes:
 
     def measure(self, plan: List[Rows], n_prefill: int, seconds: float) -> None:
         """Note a step of these rows, of which `n_prefill` were prefill."""
-        n_rows = plan[0].n if len(plan) == 1 else sum([rows.n for rows in plan])
+        n_rows = sum(rows.n for rows in plan)
         if n_prefill == 0:
             self.costs.observe(n_rows, seconds)
             old = self._decode_seconds or seconds

@@ -96,8 +96,7 @@ class Driver:
                 self.check()
                 while mine and not sequence.readable and not self._wanted:
                     if self.scheduler.step():
-                        if self._waiting:
-                            self._notify()
+                        self._notify_waiting()
                         continue
                     with self.scheduler.lock:
                         self.scheduler.ensure(sequence)
@@ -152,6 +151,10 @@ class Driver:
         with self._changed:
             self._changed.notify_all()
 
+    def _notify_waiting(self) -> None:
+        if self._waiting:
+            self._notify()
+
     # ---- a thread of its own
 
     def start(self) -> None:
@@ -185,8 +188,7 @@ class Driver:
                         worked = True
                         continue
                     worked = True
-                    if self._waiting:
-                        self._notify()
+                    self._notify_waiting()
             if not worked:
                 with self._changed:
                     if not self._closed:

@@ -85,14 +85,10 @@ class Scheduler:
         Raises what the machine raises, and then every sequence of the step has ended with that error; an
         interrupt (KeyboardInterrupt) ends none.
         """
-        # What runs between two steps finds cold caches: of an ordinary step no more is done than it needs.
         with self.lock:
-            if self._cancelled:
-                self.drop_cancelled()
-            if self.groups:
-                self._settle_groups()
-            if self.waiting:
-                self._admit()
+            self.drop_cancelled()
+            self._settle_groups()
+            self._admit()
         self._drafting.prepare(self.running)
         with self.lock:
             plan = self._plan()
@@ -324,8 +320,7 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
-            if self.groups:
-                self._settle_groups()
+            self._settle_groups()
         self.times.measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
