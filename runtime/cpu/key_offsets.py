@@ -8,6 +8,7 @@ dimensions that turn slowly it nearly stays where it is, and those are where it 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,22 +40,24 @@ def key_offsets(program: ops.Program) -> dict[int, np.ndarray]:
 def keys_have_outliers(program: ops.Program) -> bool:
     """Whether keys have a bias or a norm with weights, so that some of their dimensions are far larger than
     others, and a scale that they share is too coarse for the rest."""
-    keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
-    return any(
-        (isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None))
-        and op.out.name in keys
-        for op in program.ops
-    )
+    return any(isinstance(w, ops.RMSNorm) or _has_bias(w) for _, w in _writers_of_keys(program))
 
 
 def biased_layers(program: ops.Program) -> set[int]:
     """The layers of the cache whose keys have a bias."""
-    return {
-        op.layer
-        for at, op in enumerate(program.ops)
-        if isinstance(op, ops.Attend) and op.append
-        if any(isinstance(w, ops.MatMul) and w.bias is not None for w in _writers(program, at, op.k))
-    }
+    return {layer for layer, writer in _writers_of_keys(program) if _has_bias(writer)}
+
+
+def _has_bias(op: ops.Op) -> bool:
+    return isinstance(op, ops.MatMul) and op.bias is not None
+
+
+def _writers_of_keys(program: ops.Program) -> Iterator[tuple[int, ops.Op]]:
+    """The ops that make the keys of each layer of the cache, with the layer."""
+    for at, op in enumerate(program.ops):
+        if isinstance(op, ops.Attend) and op.append:
+            for writer in _writers(program, at, op.k):
+                yield op.layer, writer
 
 
 def _writers(program: ops.Program, at: int, k: ops.Buffer) -> Iterator[ops.Op]:
@@ -91,8 +94,8 @@ def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | No
 
 def _mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
     """The mean over POSITIONS of float64 [heads, head_dim] as RoPE turns it there."""
-    angles = np.arange(POSITIONS)[:, None] * np.asarray(rope.inv_freq, np.float64)
-    cos, sin = (f(angles).mean(axis=0) * rope.attention_factor for f in (np.cos, np.sin))
+    inv_freq = np.asarray(rope.inv_freq, np.float64)
+    cos, sin = (mean * rope.attention_factor for mean in _mean_turn(inv_freq.tobytes(), POSITIONS))
     half, turned = len(rope.inv_freq), heads.copy()
     part = turned[:, rope.start : rope.start + 2 * half]
     first, second = (
@@ -101,3 +104,10 @@ def _mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
     a, b = part[:, first].copy(), part[:, second].copy()
     part[:, first], part[:, second] = a * cos - b * sin, b * cos + a * sin
     return turned
+
+
+@lru_cache(maxsize=8)  # a start asks for each layer, and most models turn all of them alike
+def _mean_turn(inv_freq: bytes, n_positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """The means of cosine and sine over positions, float64 [n]; `inv_freq` is the memory of float64 [n]."""
+    angles = np.arange(n_positions)[:, None] * np.frombuffer(inv_freq)
+    return np.cos(angles).mean(axis=0), np.sin(angles).mean(axis=0)
