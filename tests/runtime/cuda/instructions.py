@@ -102,9 +102,11 @@ from kukri.runtime.cuda.ptx import (
     store_long,
     store_release,
     store_shared,
+    store_shared2,
     store_shared_int,
     store_shared_int4,
     store_shared_long,
+    store_shared_short,
     store_short,
     thread,
     to_float,
@@ -254,9 +256,15 @@ def shares(source, out):
     barrier()
     store_shared_int(here, load_int(source + 64 * t))
     store_shared(here + 4, load_float(source + 64 * t + 4))
+    store_shared2(here + 8, load_float(source + 64 * t + 8), load_float(source + 64 * t + 12))
+    store_shared_short(here + 16, load_int(source + 64 * t + 16))
+    store_shared_short(here + 18, shift_right(load_int(source + 64 * t + 16), 16))
     barrier()
-    store_int(out + 4096 + 8 * t, load_shared_int(there))
-    store_float(out + 4096 + 8 * t + 4, load_shared(there + 4))
+    out = out + 4096 + 20 * t
+    store_int(out, load_shared_int(there))
+    for i in static(1, 4):
+        store_float(out + 4 * i, load_shared(there + 4 * i))
+    store_int(out + 16, load_shared_int(there + 16))
 
 
 def fetches(source, out):
@@ -485,10 +493,10 @@ def check_places(launch: Launch) -> None:
 
 def check_shares(launch: Launch) -> None:
     source = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32)
-    out = np.zeros(64 * 16 + 64 * 2, np.float32)
+    out = np.zeros(64 * 16 + 64 * 5, np.float32)
     launch(shares, (1,), 64, [source, out], 64 * 64)
     expected = source[np.arange(64) ^ 32]
-    np.testing.assert_array_equal(out[1024:].reshape(64, 2), expected[:, :2])
+    np.testing.assert_array_equal(out[1024:].reshape(64, 5), expected[:, :5])
     expected[:, 6:12] = 0  # what copies left out
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 

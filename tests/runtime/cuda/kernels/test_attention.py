@@ -11,7 +11,12 @@ from kukri.runtime.cuda.kernels.attention.decode import DecodeAttentionArguments
 from kukri.runtime.cuda.kernels.attention.mla import MLAArguments, mla_attention
 from kukri.runtime.cuda.kernels.attention.mla_merge import MergeArguments, mla_merge_splits
 from kukri.runtime.cuda.kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
-from kukri.runtime.cuda.kernels.attention.prepare_qk import PrepareArguments, QKPreparation, prepare_qk
+from kukri.runtime.cuda.kernels.attention.prepare_qk import (
+    PrepareArguments,
+    QKPreparation,
+    prepare_qk,
+    rope_angles,
+)
 from kukri.runtime.cuda.kernels.attention.scores import ScoreArguments
 from kukri.runtime.cuda.kernels.attention.simt import SimtAttentionArguments, simt_attention
 from kukri.runtime.cuda.kernels.attention.split_kv_merge import SplitOutput
@@ -210,7 +215,8 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
         held[1][[2, 0, 1][position // 64], :, position % 64] = np.nan
     fresh = [rng.standard_normal((1, n * dims)).astype(np.float32) for n in (heads, kv_heads, kv_heads)]
     weights = [rng.standard_normal(n * dims).astype(np.float32) for n in (heads, kv_heads)]
-    angles = rng.standard_normal((1, dims)).astype(np.float32)
+    angles = np.full((1, dims), np.nan, np.float32)
+    frequencies = rng.random(dims // 2).astype(np.float32)
     table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
     cache = {"HD": dims, "DP": dims, "KV": bits, "PAGE": 6, "PDL": 0}
     before = {"Q_NORM": norms[0], "K_NORM": norms[1], "ROPE": rope, "INTERLEAVED": 0, "INVERSE_HD": 1 / dims}
@@ -230,7 +236,13 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
         partials = np.full((heads, splits, dims + 4), np.nan, np.float32)
         pages = paged_cache(keys, values, table, zero, at)
         preparation = QKPreparation(
-            q_norm=weights[0], k_norm=weights[1], eps=1e-5, pairs=dims // 2, angles=angles
+            q_norm=weights[0],
+            k_norm=weights[1],
+            eps=1e-5,
+            pairs=dims // 2,
+            angles=angles,
+            frequencies=frequencies,
+            factor=1.25,
         )
         if not together:
             arguments = PrepareArguments(
@@ -243,6 +255,8 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
                 heads=heads,
                 kv_heads=kv_heads,
             )
+            turns = [at, frequencies, 0, dims // 2, 1.25, *matrix(angles)]
+            run(rope_angles, {"PDL": 0}, (1, 1), 128, turns)
             constants = cache | before | {"WARPS": 2, "LATENT": 0}
             run(prepare_qk, constants, (5, 1), 64, arguments, 4 * 2 * dims)
         constants = cache | group | before | {"SINGLE_ROW": together, "PREPARE": together}
