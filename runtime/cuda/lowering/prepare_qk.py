@@ -39,7 +39,7 @@ class PrepareLowering(LaunchBuilder):
         return angles
 
     def _frequencies(self, op: ops.RoPE) -> Region:
-        """The frequencies of the step's rows; those that depend on lengths are uploaded in front of a step."""
+        """The frequencies of the step's rows; those that depend on lengths are uploaded before a step."""
         if not op.long_inv_freq:
             return Region(self.memory.vector(op.inv_freq), 0)
         key, size = str(hash(rotation_key(op))), 4 * len(op.inv_freq)

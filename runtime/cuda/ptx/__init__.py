@@ -129,6 +129,8 @@ from .threads import (
     thread,
     wait_for_grid,
     warp_barrier,
+    warp_max_u32,
+    warp_sum_s32,
 )
 
 __all__ = [
@@ -237,6 +239,8 @@ __all__ = [
     "wait_copies_all_but_4",
     "wait_for_grid",
     "warp_barrier",
+    "warp_max_u32",
+    "warp_sum_s32",
     "wgmma_16",
     "wgmma_32",
     "wgmma_64",

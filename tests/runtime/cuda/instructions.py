@@ -117,6 +117,8 @@ from kukri.runtime.cuda.ptx import (
     wait_copies_all_but_3,
     wait_copies_all_but_4,
     warp_barrier,
+    warp_max_u32,
+    warp_sum_s32,
     wgmma_16,
     wgmma_32,
     wgmma_64,
@@ -132,7 +134,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group`
-WORDS, FLOATS = 17, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -148,7 +150,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 17 * i
+    out = out + 4 * WORDS * thread()
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -166,6 +168,8 @@ def whole(a, b, c, out):
     store_int(out + 56, and_or(x, y, z))
     store_int(out + 60, and_where_else_xor(x, y, z))
     store_int(out + 64, rotate_right(x, z & 31))
+    store_int(out + 68, warp_max_u32(x))
+    store_int(out + 72, warp_sum_s32(shift_right(x, 8)))
 
 
 def real(a, b, c, out):
@@ -439,6 +443,8 @@ def check_whole(launch: Launch) -> None:
         (a & b) | c,
         np.where(np.unpackbits(c.view(np.uint8)), *(np.unpackbits(x.view(np.uint8)) for x in (a & b, a ^ b))),
         bits >> shifts | bits << (np.uint64(32) - shifts),
+        np.full(32, bits.max()),
+        np.full(32, (bits >> np.uint64(8)).sum()),
     ]
     expected[15] = np.packbits(expected[15]).view(np.uint32)
     for k, e in enumerate(expected):

@@ -139,10 +139,12 @@ def norm_weights(item, head, kv_head, preparation: QKPreparation):
 @device
 def store_angles(to, position, preparation: QKPreparation):
     """Cosines, and behind them sines, of RoPE at a position, to shared memory: as `rope_angles`."""
-    for i in range(thread(), preparation.pairs, 32 * WARPS):
-        angle = to_float(position) * load_constant(preparation.frequencies + 4 * i)
-        store_shared(to + 4 * i, cosine(angle) * preparation.factor)
-        store_shared(to + 4 * (preparation.pairs + i), sine(angle) * preparation.factor)
+    for j in static((HD // 2 + 32 * WARPS - 1) // (32 * WARPS)):
+        i = thread() + 32 * WARPS * j
+        if i < preparation.pairs:
+            angle = to_float(position) * load_constant(preparation.frequencies + 4 * i)
+            store_shared(to + 4 * i, cosine(angle) * preparation.factor)
+            store_shared(to + 4 * (preparation.pairs + i), sine(angle) * preparation.factor)
 
 
 def decode_attention(args: DecodeAttentionArguments) -> None:
@@ -280,7 +282,7 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
                             sign = 1.0
                     cos[j] = load_shared(angles + 4 * pair)
                     sin[j] = sign * load_shared(angles + 4 * (pairs + pair))
-    if PDL and SINGLE_ROW:
+    if PDL and SINGLE_ROW and not PREPARE:
         wait_for_grid()
     if PREPARE:
         items = G
@@ -293,6 +295,8 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
             if item > G:
                 source = args.v + 4 * kv_head * HD
             value = registers((HD + 31) // 32, 0.0)
+            if PDL:  # in the loop, so that what is the same for all items is computed before
+                wait_for_grid()
             for j in static((HD + 31) // 32):
                 if 32 * j + lane < HD:
                     value[j] = load_float(source + 4 * (32 * j + lane))
@@ -403,14 +407,15 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
         )
         if PREPARE:
             if tile == position >> 4:  # the row's own key and value
-                for i in range(lane, HD // 4, 32):
-                    part = 0
-                    if i >= HD // 8:
-                        part = 1
-                    piece = i - part * (HD // 8)
-                    w = registers(4)
-                    w[()] = load_shared_int4(prepared + 2 * HD * (G + part) + 16 * piece)
-                    store_shared_int4(current + 32 * HD * part + swizzled(position & 15, piece), *w[()])
+                for i in static((HD + 127) // 128):
+                    if 32 * i + lane < HD // 4:
+                        half = 0
+                        if 32 * i + lane >= HD // 8:
+                            half = 1
+                        piece = 32 * i + lane - half * (HD // 8)
+                        w = registers(4)
+                        w[()] = load_shared_int4(prepared + 2 * HD * (G + half) + 16 * piece)
+                        store_shared_int4(current + 32 * HD * half + swizzled(position & 15, piece), *w[()])
                 warp_barrier()
         score = registers((2, 4), 0.0)
         for k in static(HD // 16):

@@ -154,9 +154,9 @@ def merge_blocks(row, head, splits, first, head_stride, split_stride, sinks, out
                 sum_ = exp2(sink - highest)
         for m in range(lane, splits, 32):
             sum_ = sum_ + exp2(load_shared(sums + 8 * m) - highest) * load_shared(sums + 8 * m + 4)
-        sum_ = warp_sum(sum_)
+        inverse = div_f32(1.0, warp_sum(sum_))
         for m in range(lane, splits, 32):
-            store_shared(sums + 8 * m, div_f32(exp2(load_shared(sums + 8 * m) - highest), sum_))
+            store_shared(sums + 8 * m, exp2(load_shared(sums + 8 * m) - highest) * inverse)
     barrier()
     results = shared() + 8 * G * splits
     for i in range(4 * thread(), G * VP, 128 * WARPS):
