@@ -160,6 +160,8 @@ class Tuning:
     outputs in each block. `bench_cuda.py` overrides the methods to try other tiles.
     """
 
+    wide_attention = True  # whether attention of prompts uses wgmma where the card has it
+
     def decode(
         self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int
     ) -> DecodeTile:
