@@ -34,13 +34,16 @@ from ...ptx import (
     load_int,
     maximum,
     pack_f16,
+    pass_turn,
     shared,
     shift_right,
     shuffle_xor,
     store_float,
     store_int,
     thread,
+    wait_copies,
     wait_copies_all_but_1,
+    wait_for_turn,
     wgmma_64,
     wgmma_early_result_64,
     wgmma_late_result_64,
@@ -58,7 +61,8 @@ from .tile import store_halves
 
 # Constants: see `prefill_attention_sm90`.
 HD = GROUP = KV = HEADS = WINDOW = SOFTCAP = SINKS = HALVES = 0
-STAGES = 4  # pages of keys and values in shared memory
+TURNS = 0
+STAGES = 5  # pages of keys and values in shared memory
 GROWTH = 8.0  # log2 of the largest probability
 
 
@@ -90,6 +94,15 @@ def fetch_page(to, row, piece, cache: PagedCache, page, kv_head, kv_heads):
         else:
             store_halves(place, *load_eight(keys, row + i * (2048 // HD), 8 * piece))
             store_halves(place + 128 * HD, *load_eight(values, row + i * (2048 // HD), 8 * piece))
+
+
+@device
+def next_stage(stage):
+    """The number of the stage behind one."""
+    stage = stage + 1
+    if stage == STAGES:
+        stage = 0
+    return stage
 
 
 @device
@@ -163,6 +176,8 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
         HD      dimensions of a head: 64 or 128
         GROUP   query heads that share a key-value head
         HALVES  1: the result is stored as float16, for products alone
+        TURNS   1: the warpgroups start their products of a page in turn, so that one makes probabilities
+                while the products of the other run; 0: they start them together
         HEADS   2: the warpgroups of a block take 64 rows of two heads of a group; 1: 128 rows of one head
     """
     begin()
@@ -225,6 +240,11 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     score[()] = wgmma_product_64(*query[0], tiles)
     if HD == 128:
         score[()] = wgmma_64(*score[()], *query[1], tiles + 8192)
+    if TURNS:
+        wait_copies()
+        fence_async_proxy()
+        if group == 1 and at + 1 < end:
+            pass_turn(1)
     if at + 2 < end:
         fetch_page(to + 512 * HD, row, piece, args.cache, ahead, kv_head, args.kv_heads)
     commit_copies()
@@ -237,19 +257,28 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     held = 0  # the stage whose values are next
     for page in range(at + 1, end):
         before = tiles + held * (256 * HD)
-        held = (held + 1) & (STAGES - 1)
+        held = next_stage(held)
         stage = tiles + held * (256 * HD)
-        wait_copies_all_but_1()
-        fence_async_proxy()
-        barrier()  # after this, no warpgroup multiplies values of the page before the previous one any more
+        if TURNS:
+            wait_for_turn(1 + group)
+        else:
+            wait_copies_all_but_1()
+            fence_async_proxy()
+            barrier()
         score[()] = wgmma_product_64(*query[0], stage)
         if HD == 128:
             score[()] = wgmma_64(*score[()], *query[1], stage + 8192)
             acc[()] = wgmma_turned_128(*acc[()], *p[()], before + 128 * HD)
         else:
             acc[()] = wgmma_turned_64(*acc[()], *p[()], before + 128 * HD)
+        if TURNS:
+            wait_copies()  # for the next page
+            fence_async_proxy()
+            if group == 0 or page + 1 < end:
+                pass_turn(2 - group)
+        # No warpgroup multiplies values of the third page before this one any more.
         if page + 2 < end:
-            place = to + ((held + 2) & (STAGES - 1)) * (256 * HD)
+            place = to + next_stage(next_stage(held)) * (256 * HD)
             fetch_page(place, row, piece, args.cache, ahead, kv_head, args.kv_heads)
         commit_copies()
         if page + 3 < end:
