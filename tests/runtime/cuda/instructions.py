@@ -83,6 +83,7 @@ from kukri.runtime.cuda.ptx import (
     multiply_add,
     pack_f16,
     pass_turn,
+    pause,
     permute_bytes,
     rotate_right,
     rsqrt,
@@ -665,7 +666,7 @@ def flagged(values, room, flags, out):
     store_release(flags + 4 * (t ^ 1), 5)
     until = cycles() + 1000
     while load_acquire(flags + 4 * (t ^ 1)) != 5 or cycles() < until:
-        fence()
+        pause(20)
     barrier()
     value, flag = load_flagged(room + 8 * t)
     store_float(out + 8 * t, value)
