@@ -19,6 +19,8 @@
     python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
     tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
+    python scripts/bench_cuda.py prompt-attention SHAPE CACHE [DEPTH …]   a layer's attention of 2,048 rows
+    of a prompt, with and without wgmma; CACHE: f16, q8_0 or q4_0
     python scripts/bench_cuda.py recurrent [ROWS]           recurrent ops over a prompt, together and row by
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
@@ -49,6 +51,7 @@ from cuda_bench.launches import launches as between_ops
 from cuda_bench.many import many
 from cuda_bench.mixtures import MIXTURES, random_mixture
 from cuda_bench.models import random_model, write_model
+from cuda_bench.prompt_attention import prompt_attention
 from cuda_bench.recurrent import recurrent
 from cuda_bench.right import conformance, instructions
 from cuda_bench.tiles import sweep, wide
@@ -234,6 +237,8 @@ def main() -> None:
         cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
     elif command == "latent":
         latent([int(n) for n in rest])
+    elif command == "prompt-attention":
+        prompt_attention(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "copy":
         device = Device()
         print(

@@ -352,7 +352,7 @@ class CudaMachine:
         if not self._begin(batch, table):
             return None
         one_prompt, run = _one_prompt(batch), batch
-        if self._may_pad and not one_prompt:
+        if self._may_pad:
             run = padded(batch, self.max_rows, self.max_logits)
         self._inputs.write(run, table)
         n, m = len(run.tokens), len(run.logits_indices)

@@ -2,7 +2,8 @@
 shape is lowered and captured in a graph at its first step.
 
 The rows that are added repeat the last one: they write the same keys and values to the same place of the
-cache, and nobody asks for their logits.
+cache, and nobody asks for their logits. Kernels for the rows of one prompt, which count positions on from the
+first one, see nothing behind the last row's.
 """
 
 from __future__ import annotations

@@ -11,6 +11,11 @@ from ... import ops
 from ..abi.arguments import Region
 from ..kernels.attention.decode import DecodeAttentionArguments, decode_attention
 from ..kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
+from ..kernels.attention.prefill_sm90 import (
+    STAGES,
+    WidePrefillAttentionArguments,
+    prefill_attention_sm90,
+)
 from ..kernels.attention.prepare_qk import QKPreparation
 from ..kernels.attention.scores import ScoreArguments
 from ..kernels.attention.simt import SimtAttentionArguments, simt_attention
@@ -23,6 +28,7 @@ from .prepare_qk import PrepareLowering, QKSteps
 MAX_SPLITS = 64  # of a row's context
 MIN_SPLIT = 64  # tokens
 WARPS = 4  # of a block
+WIDE_HEAD_DIMS = 64, 128  # of heads that `prefill_sm90.py` takes
 # Bytes of shared memory that a block may ask for, by compute capability; 99 KB for others.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
@@ -70,7 +76,7 @@ class AttentionLowering(PrepareLowering):
         if not op.causal:
             self._simt_attention(i, op)
         elif self._one_prompt and self._suits_tensor_cores(op):
-            self._prefill_attention(op)
+            self._prefill_attention(i, op)
         elif self._suits_tensor_cores(op):
             self._decode_attention(i, op)
         else:
@@ -202,7 +208,10 @@ class AttentionLowering(PrepareLowering):
         many = self.device.warpgroups and self._n_rows[False] > self.decode_rows
         return many and self.capacity.cache_bits == 16 and self._read_only_by_matmuls(i, op.out)
 
-    def _prefill_attention(self, op: ops.Attend) -> None:
+    def _prefill_attention(self, i: int, op: ops.Attend) -> None:
+        if self.device.warpgroups and self.tuning.wide_attention and op.head_dim in WIDE_HEAD_DIMS:
+            self._wide_prefill_attention(i, op)
+            return
         n, dims = self._n_rows[False], op.head_dim
         in_registers = dims <= 128
         constants = self._score_constants(op) | {
@@ -222,6 +231,30 @@ class AttentionLowering(PrepareLowering):
         what = self._kernel(prefill_attention, 128, **constants)
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if in_registers else 640) * dims)
         self._invalidate(op.out)
+
+    def _wide_prefill_attention(self, i: int, op: ops.Attend) -> None:
+        """Attention of one prompt with wgmma."""
+        n, dims, group = self._n_rows[False], op.head_dim, op.heads // op.kv_heads
+        heads = 2 if group % 2 == 0 else 1
+        emits = self._emits_halves(i, op)
+        constants = self._score_constants(op) | {"HD": dims, "GROUP": group, "HEADS": heads}
+        constants["TURNS"] = int(self.tuning.attention_turns)
+        arguments = WidePrefillAttentionArguments(
+            q=self._at(op.q),
+            cache=self._cached(op),
+            scores=self._scores(op),
+            out=self._at(op.out),
+            rows=n,
+            kv_heads=op.kv_heads,
+            halves=self._f16_memory(op.out)[0] if emits else Region(0, 0),
+        )
+        what = self._kernel(prefill_attention_sm90, 256, HALVES=int(emits), **constants)
+        what = replace(what, resident=2 if dims == 64 else 1)
+        grid = op.heads // heads, -(-n // (128 // heads))
+        self._emit(what, grid, arguments, STAGES * 256 * dims + 1024)
+        self._invalidate(op.out)
+        if emits:
+            self._f16_current[self._resolve(op.out).name] = self.memory.vector(self._ones)
 
     def _scores(self, op: ops.Attend) -> ScoreArguments:
         cap = op.softcap or 1.0

@@ -82,6 +82,8 @@ from kukri.runtime.cuda.ptx import (
     mma_s8_k16,
     multiply_add,
     pack_f16,
+    pass_turn,
+    pause,
     permute_bytes,
     rotate_right,
     rsqrt,
@@ -116,6 +118,7 @@ from kukri.runtime.cuda.ptx import (
     wait_copies_all_but_2,
     wait_copies_all_but_3,
     wait_copies_all_but_4,
+    wait_for_turn,
     warp_barrier,
     warp_max_u32,
     warp_sum_s32,
@@ -124,16 +127,22 @@ from kukri.runtime.cuda.ptx import (
     wgmma_64,
     wgmma_128,
     wgmma_256,
+    wgmma_early_result_64,
+    wgmma_late_result_64,
+    wgmma_late_result_128,
+    wgmma_product_64,
     wgmma_result_16,
     wgmma_result_32,
     wgmma_result_64,
     wgmma_result_128,
     wgmma_result_256,
+    wgmma_turned_64,
+    wgmma_turned_128,
     wgmma_wait_all_but_1,
 )
 
 Launch = Callable[..., None]
-ROWS = 0  # constant of `group`
+ROWS = 0  # constant of `group` and `chain`
 WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
 
 
@@ -352,6 +361,60 @@ def group(a, b, c, out):
         store_float(out + 4 * (ROWS // 2 * t + i), acc[i])
 
 
+def chain(a, b, c, values, out):
+    """A · B while C + 2 · A · V runs, of a warpgroup; V [64, ROWS] in rows as they lie in shared memory. Of
+    128 threads.
+    """
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 2048, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    for i in range(t, 32 * ROWS, 128):
+        store_shared_int(held + 8192 + 4 * i, load_int(values + 4 * i))
+    fence_async_proxy()
+    barrier()
+    f = registers(16)
+    product = registers(32)
+    acc = registers(ROWS // 2)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(ROWS // 2):
+        acc[i] = load_float(c + 4 * (ROWS // 2 * t + i))
+    for _ in static(2):
+        product[()] = wgmma_product_64(*f[()], held)
+        if ROWS == 64:
+            acc[()] = wgmma_turned_64(*acc[()], *f[()], held + 8192)
+        else:
+            acc[()] = wgmma_turned_128(*acc[()], *f[()], held + 8192)
+        product[()] = wgmma_early_result_64(*product[()])
+        for i in static(32):
+            store_float(out + 4 * (32 * t + i), product[i])
+        if ROWS == 64:
+            acc[()] = wgmma_late_result_64(*acc[()], absolute(product[0]))
+        else:
+            acc[()] = wgmma_late_result_128(*acc[()], absolute(product[0]))
+    for i in static(ROWS // 2):
+        store_float(out + 4 * (4096 + ROWS // 2 * t + i), acc[i])
+
+
+def turns(out):
+    """Halves of a block in turn: a number, of which each half makes the next. Of 256 threads."""
+    t = thread()
+    half = shift_right(t, 7)
+    here = shared() + 4 * (t & 127)
+    if half == 0:
+        store_shared_int(here, t)
+    else:
+        pass_turn(1)
+    for i in range(3):
+        wait_for_turn(1 + half)
+        value = 3 * load_shared_int(here) + half
+        store_shared_int(here, value)
+        store_int(out + 4 * (256 * i + t), value)
+        if half == 0 or i < 2:
+            pass_turn(2 - half)
+
+
 def awaits(source, out):
     """The sum of what five groups of copies bring, each waited for in turn. Of 32 threads."""
     t = thread()
@@ -556,25 +619,57 @@ def check_group_products(launch: Launch) -> None:
     for rows in (16, 32, 64, 128, 256):
         a, b = (rng.standard_normal((n, 64)).astype(np.float16) for n in (64, rows))
         c = rng.standard_normal((64, rows)).astype(np.float32)
-        exchanged = np.zeros((rows, 8, 8), np.float16)
-        for n in range(rows):
-            for piece in range(8):
-                exchanged[n, piece ^ (n % 8)] = b[n, 8 * piece : 8 * piece + 8]
-        words = np.zeros((128, 16, 2), np.float16)
-        held, expected = np.zeros((2, 128, rows // 2), np.float32)
-        product = c + 2 * (a.astype(np.float32) @ b.astype(np.float32).T)
-        for t in range(128):
-            row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
-            for i in range(16):
-                at = 16 * (i // 4) + 8 * (i % 4 // 2) + column
-                words[t, i] = a[row + 8 * (i % 2), at : at + 2]
-            for i in range(rows // 2):
-                place = row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2
-                held[t, i], expected[t, i] = c[place], product[place]
-        out = np.zeros_like(held)
-        arguments = [words, exchanged, held, out]
+        expected = fragments_of_c(c + 2 * (a.astype(np.float32) @ b.astype(np.float32).T))
+        out = np.zeros_like(expected)
+        arguments = [fragments_of_a(a), exchanged(b), fragments_of_c(c), out]
         launch(group, (1,), 128, arguments, 128 * rows + 1024, {"ROWS": rows})
         np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
+
+
+def check_chained_products(launch: Launch) -> None:
+    rng = np.random.default_rng(10)
+    for columns in (64, 128):
+        a, b, v = (rng.standard_normal((64, n)).astype(np.float16) for n in (64, 64, columns))
+        c = rng.standard_normal((64, columns)).astype(np.float32)
+        real_a = a.astype(np.float32)
+        first = fragments_of_c(real_a @ b.astype(np.float32).T)
+        expected = fragments_of_c(c + 2 * (real_a @ v.astype(np.float32)))
+        out = np.zeros(128 * 32 + 64 * columns, np.float32)
+        blocks = np.concatenate([exchanged(block) for block in np.split(v, columns // 64, 1)])
+        arguments = [fragments_of_a(a), exchanged(b), fragments_of_c(c), blocks, out]
+        launch(chain, (1,), 128, arguments, 8192 + 128 * columns + 1024, {"ROWS": columns})
+        np.testing.assert_allclose(out[:4096].reshape(first.shape), first, 1e-4, 1e-3)
+        np.testing.assert_allclose(out[4096:].reshape(expected.shape), expected, 1e-4, 1e-3)
+
+
+def exchanged(rows: np.ndarray) -> np.ndarray:
+    """Rows of 64 halves, their 16-byte parts permuted as `wgmma` reads them."""
+    out = np.zeros((len(rows), 8, 8), np.float16)
+    for n in range(len(rows)):
+        for piece in range(8):
+            out[n, piece ^ (n % 8)] = rows[n, 8 * piece : 8 * piece + 8]
+    return out
+
+
+def fragments_of_a(a: np.ndarray) -> np.ndarray:
+    """A [64, 64] as the threads of a warpgroup hold it, [128, 16, 2]."""
+    words = np.zeros((128, 16, 2), np.float16)
+    for t in range(128):
+        row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
+        for i in range(16):
+            at = 16 * (i // 4) + 8 * (i % 4 // 2) + column
+            words[t, i] = a[row + 8 * (i % 2), at : at + 2]
+    return words
+
+
+def fragments_of_c(c: np.ndarray) -> np.ndarray:
+    """C [64, n] as the threads of a warpgroup hold it, [128, n / 2]."""
+    held = np.zeros((128, c.shape[1] // 2), np.float32)
+    for t in range(128):
+        row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
+        for i in range(c.shape[1] // 2):
+            held[t, i] = c[row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2]
+    return held
 
 
 def flagged(values, room, flags, out):
@@ -585,7 +680,7 @@ def flagged(values, room, flags, out):
     store_release(flags + 4 * (t ^ 1), 5)
     until = cycles() + 1000
     while load_acquire(flags + 4 * (t ^ 1)) != 5 or cycles() < until:
-        fence()
+        pause(20)
     barrier()
     value, flag = load_flagged(room + 8 * t)
     store_float(out + 8 * t, value)
@@ -599,6 +694,15 @@ def check_flagged(launch: Launch) -> None:
     np.testing.assert_array_equal(out[:, 0].view(np.float32), values[::-1])
     np.testing.assert_array_equal(out[:, 1], [8, 7])
     np.testing.assert_array_equal(flags, 5)
+
+
+def check_turns(launch: Launch) -> None:
+    out = np.zeros((6, 128), np.int32)
+    launch(turns, (1,), 256, [out], 512)
+    expected = np.arange(128)
+    for i in range(6):
+        expected = 3 * expected + i % 2
+        np.testing.assert_array_equal(out[i], expected)
 
 
 def check_awaits(launch: Launch) -> None:
@@ -625,11 +729,11 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow, check_flagged]
+CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
-WARPGROUP_CHECKS = [check_group_products, check_neighbours]
+WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged]
+CHECKED += [flagged, chain, turns]
 
 
 def on_the_card(device: Any) -> Launch:

@@ -105,3 +105,26 @@ def test_mixtures_are_lowered(shape, warpgroups, monkeypatch):
         names = {launch.name.split()[0] for launch in machine.lowering.launches(n, n, True)}
         assert ("batch_matmul_sm90" in names) == (warpgroups and machine.lowering.decode_rows < n <= 128)
         machine.lowering.launches(n, 1, False, n > 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [17, 22, 31])
+def test_prompts(n):
+    """Prompts of a length that is rounded up, twice, and tokens behind them, which read all of their keys."""
+    program = models().random_model("tiny", "Q8_0")
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=64, device=device, kernels=StandInKernels(device))
+    reference, table = ReferenceMachine(program, 1), PageTable(1)
+    tokens = np.random.default_rng(n).integers(0, 64, 3 * n).astype(np.int32)
+    found = []
+    for _ in range(2):
+        table.truncate(0, 0)
+        for start, count in ((0, n), (n, n - 1), (2 * n - 1, 2)):
+            table.extend(0, count)
+            positions = np.arange(start, start + count, dtype=np.int32)
+            batch = Batch(tokens[positions], positions * 0, positions, np.array([count - 1], np.int32))
+            expected = reference.step(batch, table)
+            found.append(machine.step(batch, table).copy())
+            assert np.abs(found[-1] - expected).max() < 0.05 * np.abs(expected).max()
+    np.testing.assert_array_equal(found[:3], found[3:])
+    assert {shape.n_rows for shape in machine._plans} == {1, 2, rounded(n), rounded(n - 1)}
