@@ -249,16 +249,20 @@ class LaunchBuilder:
 
     def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
-        a buffer.
+        a buffer, or to all rows of it that are selected.
         """
         if buffer in self.program.boundary_out:
             return False
         all_readers = readers(self.cuda_ops, i, buffer)
-        return bool(all_readers) and all(
-            (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))
-            and r.x == buffer
-            for r in all_readers
-        )
+        return bool(all_readers) and all(self._reads_as_matmul(r, buffer) for r in all_readers)
+
+    def _reads_as_matmul(self, op: CudaOp, buffer: ops.Buffer) -> bool:
+        if isinstance(op, ops.SelectRows) and self._all_logits:  # its result is an alias
+            (at,) = (i for i, other in enumerate(self.cuda_ops) if other is op)
+            return self._read_only_by_matmuls(at, op.out)
+        if isinstance(op, JoinedMatMul):
+            return op.x == buffer and not op.weights[0].format.is_float
+        return isinstance(op, GatedMatMul) and op.x == buffer
 
     def _padded_rows(self, buffer: ops.Buffer) -> int:
         """The constant TOKENS of kernels for the step's rows of a buffer."""
