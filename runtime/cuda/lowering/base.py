@@ -249,7 +249,7 @@ class LaunchBuilder:
 
     def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
-        a buffer, or to all rows of it that are selected.
+        a buffer; of a step of one row, also if that is selected first.
         """
         if buffer in self.program.boundary_out:
             return False
@@ -257,7 +257,9 @@ class LaunchBuilder:
         return bool(all_readers) and all(self._reads_as_matmul(r, buffer) for r in all_readers)
 
     def _reads_as_matmul(self, op: CudaOp, buffer: ops.Buffer) -> bool:
-        if isinstance(op, ops.SelectRows) and self._all_logits:  # its result is an alias
+        # The row itself takes the place of the selected one. With more rows that is not so if only some are
+        # selected, which would need further kernels.
+        if isinstance(op, ops.SelectRows) and self._n_rows[False] == 1:
             (at,) = (i for i, other in enumerate(self.cuda_ops) if other is op)
             return self._read_only_by_matmuls(at, op.out)
         if isinstance(op, JoinedMatMul):
