@@ -89,7 +89,6 @@ from .system import (
     fence_system,
     load_acquire,
     load_flagged,
-    pause,
     store_flagged,
     store_release,
 )
@@ -206,7 +205,6 @@ __all__ = [
     "mma_s8_k16",
     "multiply_add",
     "pack_f16",
-    "pause",
     "permute_bytes",
     "rotate_right",
     "rsqrt",
