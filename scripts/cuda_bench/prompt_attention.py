@@ -28,7 +28,13 @@ class MmaTuning(Tuning):
     wide_attention = False
 
 
-WAYS = {"mma": MmaTuning(), "wgmma": Tuning()}
+class TogetherTuning(Tuning):
+    """With wgmma, and warpgroups that start their products together."""
+
+    attention_turns = False
+
+
+WAYS = {"mma": MmaTuning(), "wgmma together": TogetherTuning(), "wgmma in turn": Tuning()}
 
 
 class PromptLayer:
@@ -105,8 +111,7 @@ def prompt_attention(shape: str, cache: str, depths: list[int], rows: int = 2048
             results.append(layer.result())
             again = seconds(device, launches, 1) and layer.result()
             same = "" if np.array_equal(results[-1], again) else ", NOT the same twice"
-            name = " ".join(dict.fromkeys(launch.name for launch in launches))
-            texts.append(f"{name} {time_ * 1e6:.1f} us {layer.operations / time_ / 1e12:.0f} TFLOP/s{same}")
-        apart = np.abs(results[1] - results[0]).max()
+            texts.append(f"{way} {time_ * 1e6:.1f} us {layer.operations / time_ / 1e12:.0f} TFLOP/s{same}")
+        apart = max(np.abs(result - results[0]).max() for result in results)
         print(f"depth {depth}: {'; '.join(texts)}; apart by {apart:.1e} of {np.abs(results[0]).max():.2f}")
     device.close()

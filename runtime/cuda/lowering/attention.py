@@ -233,6 +233,7 @@ class AttentionLowering(PrepareLowering):
         heads = 2 if group % 2 == 0 else 1
         emits = self._emits_halves(i, op)
         constants = self._score_constants(op) | {"HD": dims, "GROUP": group, "HEADS": heads}
+        constants["TURNS"] = int(self.tuning.attention_turns)
         arguments = WidePrefillAttentionArguments(
             q=self._at(op.q),
             cache=self._cached(op),

@@ -161,6 +161,7 @@ class Tuning:
     """
 
     wide_attention = True  # whether attention of prompts uses wgmma where the card has it
+    attention_turns = True  # whether its warpgroups start their products in turn
 
     def decode(
         self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int

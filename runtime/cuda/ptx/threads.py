@@ -45,6 +45,17 @@ def barrier() -> None:
     """Wait for all threads of the block; their earlier writes are visible afterwards."""
 
 
+@instruction("bar.sync $0, 256;", "", "r", ordered=True)
+def wait_for_turn(n: int) -> None:
+    """Wait at barrier n (1 … 15) with 127 other threads until 128 threads have called `pass_turn(n)`; their
+    earlier writes are visible afterwards."""
+
+
+@instruction("bar.arrive $0, 256;", "", "r", ordered=True)
+def pass_turn(n: int) -> None:
+    """Let 128 threads go that wait, or will, in `wait_for_turn(n)`."""
+
+
 @instruction("bar.warp.sync 0xffffffff;", "", "", ordered=True)
 def warp_barrier() -> None:
     """Wait for all threads of the warp. The compiler does not move earlier loads behind it."""

@@ -82,6 +82,7 @@ from kukri.runtime.cuda.ptx import (
     mma_s8_k16,
     multiply_add,
     pack_f16,
+    pass_turn,
     permute_bytes,
     rotate_right,
     rsqrt,
@@ -114,6 +115,7 @@ from kukri.runtime.cuda.ptx import (
     wait_copies_all_but_2,
     wait_copies_all_but_3,
     wait_copies_all_but_4,
+    wait_for_turn,
     warp_barrier,
     wgmma_16,
     wgmma_32,
@@ -380,6 +382,24 @@ def chain(a, b, c, values, out):
             acc[()] = wgmma_late_result_128(*acc[()], absolute(product[0]))
     for i in static(ROWS // 2):
         store_float(out + 4 * (4096 + ROWS // 2 * t + i), acc[i])
+
+
+def turns(out):
+    """Halves of a block in turn: a number, of which each half makes the next. Of 256 threads."""
+    t = thread()
+    half = shift_right(t, 7)
+    here = shared() + 4 * (t & 127)
+    if half == 0:
+        store_shared_int(here, t)
+    else:
+        pass_turn(1)
+    for i in range(3):
+        wait_for_turn(1 + half)
+        value = 3 * load_shared_int(here) + half
+        store_shared_int(here, value)
+        store_int(out + 4 * (256 * i + t), value)
+        if half == 0 or i < 2:
+            pass_turn(2 - half)
 
 
 def awaits(source, out):
@@ -661,6 +681,15 @@ def check_flagged(launch: Launch) -> None:
     np.testing.assert_array_equal(flags, 5)
 
 
+def check_turns(launch: Launch) -> None:
+    out = np.zeros((6, 128), np.int32)
+    launch(turns, (1,), 256, [out], 512)
+    expected = np.arange(128)
+    for i in range(6):
+        expected = 3 * expected + i % 2
+        np.testing.assert_array_equal(out[i], expected)
+
+
 def check_awaits(launch: Launch) -> None:
     source = np.random.default_rng(7).integers(-99, 99, (32, 5, 4)).astype(np.float32)
     out = np.zeros(32, np.float32)
@@ -685,11 +714,11 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow, check_flagged]
+CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
 WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged, chain]
+CHECKED += [flagged, chain, turns]
 
 
 def on_the_card(device: Any) -> Launch:

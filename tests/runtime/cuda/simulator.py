@@ -8,6 +8,7 @@ so a wild one ends the process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
@@ -102,6 +103,7 @@ def _run_blocks(
     waiting: dict[int, tuple[str, tuple[Any, ...]]] = {}
     results: dict[int, Any] = dict.fromkeys(alive)
     started: set[int] = set()
+    passed: Counter[tuple[int, int]] = Counter()
     while alive:
         for i in [i for i in alive if i not in waiting]:
             request = alive[i].switch(results[i]) if i in started else alive[i].switch(*values)
@@ -110,14 +112,21 @@ def _run_blocks(
                 del alive[i]
             else:
                 waiting[i] = request
-        results = _answer(waiting, alive)
+        results = _answer(waiting, alive, passed)
         assert results or not alive, f"threads wait for each other: {waiting}"
         for i in results:
             del waiting[i]
 
 
-def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _Thread]) -> dict[int, Any]:
-    """What those threads get that wait for nobody else any more."""
+def _answer(
+    waiting: dict[int, tuple[str, tuple[Any, ...]]],
+    alive: dict[int, _Thread],
+    passed: Counter[tuple[int, int]],
+) -> dict[int, Any]:
+    """What those threads get that wait for nobody else any more.
+
+    `passed` are the threads that have called `pass_turn`, of each block and barrier.
+    """
     results: dict[int, Any] = {}
     if waiting and len(waiting) == len(alive) and {n for n, _ in waiting.values()} == {"cluster_barrier"}:
         return dict.fromkeys(waiting)
@@ -125,6 +134,16 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
         threads = [i for i in alive if i // _BLOCK == block]
         if all(i in waiting and waiting[i][0] == "barrier" for i in threads):
             results |= dict.fromkeys(threads)
+    for i, (name, operands) in waiting.items():
+        if name == "pass_turn":
+            passed[i // _BLOCK, operands[0]] += 1
+            results[i] = None
+    for block, n in list(passed):
+        waiters = [i for i, w in waiting.items() if i // _BLOCK == block and w == ("wait_for_turn", (n,))]
+        assert passed[block, n] <= 128
+        if passed[block, n] == len(waiters) == 128:
+            results |= dict.fromkeys(waiters)
+            del passed[block, n]
     for first in sorted({i // 128 * 128 for i in waiting}):
         threads = [i for i in range(first, first + 128) if i in waiting]
         names = {waiting[i][0] for i in threads}
@@ -134,7 +153,7 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
     for warp in sorted({i // 32 for i in waiting}):
         lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
         names = {waiting[i][0] for i in lanes}
-        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "cluster_barrier", *_GROUP}:
+        if len(lanes) == 32 and len(names) == 1 and names <= {*_WARP}:
             answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
             results |= dict(zip(lanes, answers, strict=True))
     return results
@@ -267,6 +286,8 @@ _WARP = {
     "mma_s8_k16": _mma_bytes,
 }
 
+_BLOCKS = "barrier", "cluster_barrier", "wait_for_turn", "pass_turn"
+
 _GROUP = {
     "wgmma": _group_products,
     "wgmma_product_64": _group_products_alone,
@@ -274,7 +295,7 @@ _GROUP = {
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {
-    **{name: _together(name) for name in ("barrier", "cluster_barrier", *_GROUP, *_WARP)},
+    **{name: _together(name) for name in (*_BLOCKS, *_GROUP, *_WARP)},
     "thread": lambda: getcurrent().number,
     "block_x": lambda: getcurrent().block[0],
     "block_y": lambda: getcurrent().block[1],

@@ -34,13 +34,16 @@ from ...ptx import (
     load_int,
     maximum,
     pack_f16,
+    pass_turn,
     shared,
     shift_right,
     shuffle_xor,
     store_float,
     store_int,
     thread,
+    wait_copies,
     wait_copies_all_but_1,
+    wait_for_turn,
     wgmma_64,
     wgmma_early_result_64,
     wgmma_late_result_64,
@@ -58,7 +61,8 @@ from .tile import store_halves
 
 # Constants: see `prefill_attention_sm90`.
 HD = GROUP = KV = HEADS = WINDOW = SOFTCAP = SINKS = HALVES = 0
-STAGES = 4  # pages of keys and values in shared memory
+TURNS = 0
+STAGES = 5  # pages of keys and values in shared memory
 GROWTH = 8.0  # log2 of the largest probability
 
 
@@ -93,6 +97,15 @@ def fetch_page(to, row, piece, cache: PagedCache, page, kv_head, kv_heads):
 
 
 @device
+def next_stage(stage):
+    """The number of the stage behind one."""
+    stage = stage + 1
+    if stage == STAGES:
+        stage = 0
+    return stage
+
+
+@device
 def probabilities(score: registers((8, 4)), best: registers(2), total: registers(2)):
     """Turn scores of 64 tokens into probabilities, as `scores.online_softmax` does; but `best` only grows if
     it is by more than GROWTH.
@@ -115,30 +128,32 @@ def probabilities(score: registers((8, 4)), best: registers(2), total: registers
 
 
 @device
-def masked(score: registers((8, 4)), scores: ScoreArguments, page, lowest):
+def masked(score: registers((8, 4)), scores: ScoreArguments, page, lowest, last):
     """Cap the scores of a page, and mask tokens that rows do not see; `lowest` is the position of the first
-    of the warp's 16 rows.
+    of the warp's 16 rows, `last` that of the last row that the block may have.
     """
     if SOFTCAP:
         for n in static(8):
             for i in static(4):
                 score[n, i] = scores.softcap * tanh(score[n, i])
     begins = 64 * page
-    if begins + 63 > lowest:
-        ahead = lowest + shift_right(thread() & 31, 2) - begins - 2 * (thread() & 3)
-        ahead = add_words(ahead, 0)  # in 32 bits
-        for n in static(8):
-            for i in static(4):
-                if 8 * n + i % 2 > ahead + 8 * (i // 2):
-                    score[n, i] = MASKED
-    if WINDOW:
-        if begins <= lowest + 15 - scores.window:
-            behind = lowest + shift_right(thread() & 31, 2) - begins - 2 * (thread() & 3) - scores.window
-            behind = add_words(behind, 0)
+    for r in static(2):
+        position = lowest + shift_right(thread() & 31, 2) + 8 * r
+        if position > last:  # a row that was added and repeats the last one
+            position = last
+        if begins + 63 > lowest:
+            ahead = add_words(position - begins - 2 * (thread() & 3), 0)  # in 32 bits
             for n in static(8):
-                for i in static(4):
-                    if 8 * n + i % 2 <= behind + 8 * (i // 2):
-                        score[n, i] = MASKED
+                for i in static(2):
+                    if 8 * n + i > ahead:
+                        score[n, 2 * r + i] = MASKED
+        if WINDOW:
+            if begins <= lowest + 15 - scores.window:
+                behind = add_words(position - begins - 2 * (thread() & 3) - scores.window, 0)
+                for n in static(8):
+                    for i in static(2):
+                        if 8 * n + i <= behind:
+                            score[n, 2 * r + i] = MASKED
     return score[()]
 
 
@@ -163,6 +178,8 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
         HD      dimensions of a head: 64 or 128
         GROUP   query heads that share a key-value head
         HALVES  1: the result is stored as float16, for products alone
+        TURNS   1: the warpgroups start their products of a page in turn, so that one makes probabilities
+                while the products of the other run; 0: they start them together
         HEADS   2: the warpgroups of a block take 64 rows of two heads of a group; 1: 128 rows of one head
     """
     begin()
@@ -225,37 +242,51 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     score[()] = wgmma_product_64(*query[0], tiles)
     if HD == 128:
         score[()] = wgmma_64(*score[()], *query[1], tiles + 8192)
+    if TURNS:
+        wait_copies()
+        fence_async_proxy()
+        if group == 1 and at + 1 < end:
+            pass_turn(1)
     if at + 2 < end:
         fetch_page(to + 512 * HD, row, piece, args.cache, ahead, kv_head, args.kv_heads)
     commit_copies()
     if at + 3 < end:
         ahead = load_int(block_table + 4 * (at + 3))
     score[()] = wgmma_result_64(*score[()])
-    score[()] = masked(*score[()], args.scores, at, lowest)
+    score[()] = masked(*score[()], args.scores, at, lowest, last)
     score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
     p[()] = packed(*score[()])
     held = 0  # the stage whose values are next
     for page in range(at + 1, end):
         before = tiles + held * (256 * HD)
-        held = (held + 1) & (STAGES - 1)
+        held = next_stage(held)
         stage = tiles + held * (256 * HD)
-        wait_copies_all_but_1()
-        fence_async_proxy()
-        barrier()  # after this, no warpgroup multiplies values of the page before the previous one any more
+        if TURNS:
+            wait_for_turn(1 + group)
+        else:
+            wait_copies_all_but_1()
+            fence_async_proxy()
+            barrier()
         score[()] = wgmma_product_64(*query[0], stage)
         if HD == 128:
             score[()] = wgmma_64(*score[()], *query[1], stage + 8192)
             acc[()] = wgmma_turned_128(*acc[()], *p[()], before + 128 * HD)
         else:
             acc[()] = wgmma_turned_64(*acc[()], *p[()], before + 128 * HD)
+        if TURNS:
+            wait_copies()  # for the next page
+            fence_async_proxy()
+            if group == 0 or page + 1 < end:
+                pass_turn(2 - group)
+        # No warpgroup multiplies values of the third page before this one any more.
         if page + 2 < end:
-            place = to + ((held + 2) & (STAGES - 1)) * (256 * HD)
+            place = to + next_stage(next_stage(held)) * (256 * HD)
             fetch_page(place, row, piece, args.cache, ahead, kv_head, args.kv_heads)
         commit_copies()
         if page + 3 < end:
             ahead = load_int(block_table + 4 * (page + 3))
         score[()] = wgmma_early_result_64(*score[()])
-        score[()] = masked(*score[()], args.scores, page, lowest)
+        score[()] = masked(*score[()], args.scores, page, lowest, last)
         score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
         if HD == 128:
             acc[()] = wgmma_late_result_128(*acc[()], total[0] + total[1])

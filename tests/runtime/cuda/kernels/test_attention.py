@@ -491,8 +491,8 @@ def test_prefill_attention_sm90(first, rows, heads, kv_heads, dims, window, soft
     for emits in (0, 1):
         halves = np.full(case.out.shape, np.nan, np.float16)
         arguments = WidePrefillAttentionArguments(**case.arguments, halves=matrix(halves))
-        constants = case.constants | {"HEADS": together, "HALVES": emits}
-        run(prefill_attention_sm90, constants, grid, 256, arguments, 1024 * dims + 2048)
+        constants = case.constants | {"HEADS": together, "HALVES": emits, "TURNS": emits}
+        run(prefill_attention_sm90, constants, grid, 256, arguments, 1280 * dims + 2048)
     case.check(case.out)
     # Column 4s + j + 2k of 16 has become 8j + 2s + k.
     back = halves.reshape(rows, -1, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(rows, -1)
