@@ -8,6 +8,8 @@
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
+    python scripts/bench_cuda.py attention SHAPE TYPE [TOKENS …]   attention of one row, in several kinds of
+    blocks
     python scripts/bench_cuda.py batch SHAPE TYPE           1 … 128 sequences at once, and a long one beside
     short ones
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
@@ -40,6 +42,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_bench.attention import LAYERS, attention
 from cuda_bench.batch import batch
 from cuda_bench.cards import cards
 from cuda_bench.host import host
@@ -66,8 +69,10 @@ from kukri.runtime.sizing.traffic import bytes_per_token
 Speeds = dict[str, float]  # tokens a second by the name of the test
 
 
-def made_up(shape: str, kind: str) -> Program:
-    return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
+def made_up(shape: str, kind: str, layers: int = 0) -> Program:
+    """A random program, with only some of its layers if their number is given."""
+    made = random_mixture if shape in MIXTURES else random_model
+    return made(shape, kind, layers)
 
 
 def profile(machine: CudaMachine, n: int = 1) -> None:
@@ -246,6 +251,8 @@ def main() -> None:
         instructions()
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
+    elif command == "attention":
+        attention(made_up(rest[0], rest[1], LAYERS), [int(d) for d in rest[2:]])
     elif command == "batch":
         batch(rest[0], rest[1], profile)
     elif command == "choose":

@@ -160,6 +160,7 @@ class Tuning:
     outputs in each block. `bench_cuda.py` overrides the methods to try other tiles.
     """
 
+    alone = 4  # tiles of a warp of `decode_attention` up to which the context of a single row is not split
     wide_attention = True  # whether attention of prompts uses wgmma where the card has it
     attention_turns = True  # whether its warpgroups start their products in turn
 
@@ -224,7 +225,9 @@ class Tuning:
         stages = 3 if dims <= 128 else 2
         if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
             return 2, stages
-        return 8 if 8 * stages * 64 * dims <= shared_limit else 4, stages
+        if 8 * stages * 64 * dims <= shared_limit:
+            return 8, stages
+        return 4, stages if 4 * stages * 64 * dims <= shared_limit else 2
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

@@ -83,6 +83,16 @@ def shuffle(value: float, lane: int) -> float:
     """The float32 of `lane`."""
 
 
+@instruction("redux.sync.max.u32 $0, $1, 0xffffffff;", "r", "r", ordered=True)
+def warp_max_u32(value: int) -> int:
+    """The largest of the unsigned words of a warp, in every lane."""
+
+
+@instruction("redux.sync.add.s32 $0, $1, 0xffffffff;", "r", "r", ordered=True)
+def warp_sum_s32(value: int) -> int:
+    """The sum of the words of a warp, in every lane."""
+
+
 @instruction("griddepcontrol.wait;", "", "", ordered=True)
 def wait_for_grid() -> None:
     """Wait until the previous launch has ended and its writes are visible (`griddepcontrol.wait`, sm_90)."""

@@ -103,9 +103,11 @@ from kukri.runtime.cuda.ptx import (
     store_long,
     store_release,
     store_shared,
+    store_shared2,
     store_shared_int,
     store_shared_int4,
     store_shared_long,
+    store_shared_short,
     store_short,
     thread,
     to_float,
@@ -117,6 +119,8 @@ from kukri.runtime.cuda.ptx import (
     wait_copies_all_but_4,
     wait_for_turn,
     warp_barrier,
+    warp_max_u32,
+    warp_sum_s32,
     wgmma_16,
     wgmma_32,
     wgmma_64,
@@ -138,7 +142,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group` and `chain`
-WORDS, FLOATS = 17, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -154,7 +158,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 17 * i
+    out = out + 4 * WORDS * thread()
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -172,6 +176,8 @@ def whole(a, b, c, out):
     store_int(out + 56, and_or(x, y, z))
     store_int(out + 60, and_where_else_xor(x, y, z))
     store_int(out + 64, rotate_right(x, z & 31))
+    store_int(out + 68, warp_max_u32(x))
+    store_int(out + 72, warp_sum_s32(shift_right(x, 8)))
 
 
 def real(a, b, c, out):
@@ -262,9 +268,15 @@ def shares(source, out):
     barrier()
     store_shared_int(here, load_int(source + 64 * t))
     store_shared(here + 4, load_float(source + 64 * t + 4))
+    store_shared2(here + 8, load_float(source + 64 * t + 8), load_float(source + 64 * t + 12))
+    store_shared_short(here + 16, load_int(source + 64 * t + 16))
+    store_shared_short(here + 18, shift_right(load_int(source + 64 * t + 16), 16))
     barrier()
-    store_int(out + 4096 + 8 * t, load_shared_int(there))
-    store_float(out + 4096 + 8 * t + 4, load_shared(there + 4))
+    out = out + 4096 + 20 * t
+    store_int(out, load_shared_int(there))
+    for i in static(1, 4):
+        store_float(out + 4 * i, load_shared(there + 4 * i))
+    store_int(out + 16, load_shared_int(there + 16))
 
 
 def fetches(source, out):
@@ -493,6 +505,8 @@ def check_whole(launch: Launch) -> None:
         (a & b) | c,
         np.where(np.unpackbits(c.view(np.uint8)), *(np.unpackbits(x.view(np.uint8)) for x in (a & b, a ^ b))),
         bits >> shifts | bits << (np.uint64(32) - shifts),
+        np.full(32, bits.max()),
+        np.full(32, (bits >> np.uint64(8)).sum()),
     ]
     expected[15] = np.packbits(expected[15]).view(np.uint32)
     for k, e in enumerate(expected):
@@ -547,10 +561,10 @@ def check_places(launch: Launch) -> None:
 
 def check_shares(launch: Launch) -> None:
     source = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32)
-    out = np.zeros(64 * 16 + 64 * 2, np.float32)
+    out = np.zeros(64 * 16 + 64 * 5, np.float32)
     launch(shares, (1,), 64, [source, out], 64 * 64)
     expected = source[np.arange(64) ^ 32]
-    np.testing.assert_array_equal(out[1024:].reshape(64, 2), expected[:, :2])
+    np.testing.assert_array_equal(out[1024:].reshape(64, 5), expected[:, :5])
     expected[:, 6:12] = 0  # what copies left out
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 

@@ -279,6 +279,8 @@ _WARP = {
     "shuffle_xor": _shuffle_xor,
     "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
+    "warp_max_u32": lambda operands: [max(o[0] & 0xFFFFFFFF for o in operands)] * 32,
+    "warp_sum_s32": lambda operands: [sum(o[0] for o in operands)] * 32,
     "ldmatrix": _load_matrices,
     "ldmatrix_transposed": _load_matrices_turned,
     "mma_f16": _mma_halves,
