@@ -15,7 +15,6 @@ from .base import DECODE_ROWS, QuantizedRows
 from .fusing import JoinedMatMul
 from .matmul import MatMulLowering, SentSum
 
-PAUSE, AFTER = 0, 0
 SUM_BLOCKS = 1  # of `all_reduce_many`, for each multiprocessor
 
 
@@ -95,7 +94,6 @@ class SumLowering(MatMulLowering):
         )
         constants = {"EMIT": 2 if norm else 0, "TOKENS": self._padded_rows(op.x), "ROWS": DECODE_ROWS}
         constants |= {"CARDS": group.n, "SHARED": int(group.shared), "SENT": int(self._sent)}
-        constants |= {"PAUSE": PAUSE, "AFTER": AFTER}
         self._sent = False
         kernel = self._kernel(all_reduce.all_reduce_few, 128, **constants)
         self._emit(kernel, (-(-op.x.width // 128), n), arguments, 0, str(op.x.width))

@@ -197,7 +197,7 @@ class Tuning:
             narrow = name == "Q8_0" and tokens > 1
             tile = DecodeTile(1, 4, 4) if narrow else DecodeTile(2, 2, 4, 4 if tokens == 1 else 1)
         elif tokens == 1:
-            tile = DecodeTile(1, 8, 8, 3)
+            tile = DecodeTile(1, 8, 8, 3) if n_out <= 6144 else DecodeTile(2, 8, 8, 2)
         else:
             tile = DecodeTile(1, 8, 8) if name == "Q8_0" else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)

@@ -91,7 +91,6 @@ from .system import (
     fence_system,
     load_acquire,
     load_flagged,
-    pause,
     store_flagged,
     store_release,
 )
@@ -217,7 +216,6 @@ __all__ = [
     "multiply_add",
     "pack_f16",
     "pass_turn",
-    "pause",
     "permute_bytes",
     "rotate_right",
     "rsqrt",

@@ -56,9 +56,3 @@ def fence_system() -> None:
 def cycles() -> int:
     """Cycles that this multiprocessor has counted: about two in a nanosecond."""
     return time.perf_counter_ns()
-
-
-@instruction("nanosleep.u32 $0;", "", "r", ordered=True)
-def pause(nanoseconds: int) -> None:
-    """Let this warp sleep for up to twice so many nanoseconds."""
-    time.sleep(nanoseconds * 1e-9)

@@ -83,7 +83,6 @@ from kukri.runtime.cuda.ptx import (
     multiply_add,
     pack_f16,
     pass_turn,
-    pause,
     permute_bytes,
     rotate_right,
     rsqrt,
@@ -714,7 +713,7 @@ def flagged(values, room, flags, out):
     store_release(flags + 4 * (t ^ 1), 5)
     until = cycles() + 1000
     while load_acquire(flags + 4 * (t ^ 1)) != 5 or cycles() < until:
-        pause(20)
+        fence()
     barrier()
     value, flag = load_flagged(room + 8 * t)
     store_float(out + 8 * t, value)

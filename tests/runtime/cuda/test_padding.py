@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.padding import padded, rounded
+from kukri.runtime.cuda.padding import padded, rounded, usual_steps
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -30,6 +30,9 @@ def test_rounded():
     ("n", "logits", "limits", "rows", "last"),
     [
         (16, [*range(16)], (512, 512), 16, 15),
+        (5, [*range(5)], (512, 512), 8, 7),
+        (5, [4], (512, 512), 8, 4),
+        (5, [1, 4], (512, 512), 8, 4),
         (17, [*range(17)], (512, 512), 32, 31),
         (33, [*range(33)], (512, 40), 40, 39),
         (33, [*range(33)], (33, 64), 33, 32),
@@ -52,6 +55,18 @@ def test_padded(n, logits, limits, rows, last):
     else:
         assert got.logits_indices[-1] == last
         assert len(got.logits_indices) <= limits[1]
+
+
+def test_usual_steps_are_those_that_are_run():
+    """Of decoding, and with a prompt beside it: their padded numbers are among the usual ones."""
+    usual = list(usual_steps(40, 2048))
+    assert len(usual) == len(set(usual)) < 40
+    for decoding in range(1, 41):
+        for prompt in (0, 32, 100, 200):
+            n = decoding + prompt
+            batch = padded(step(n, [*range(decoding)]), 2048, 2048)
+            shape = len(batch.tokens), len(batch.logits_indices), not prompt
+            assert shape in usual or n <= 32 or decoding == 1, (decoding, prompt, shape)
 
 
 @pytest.mark.slow

@@ -156,30 +156,32 @@ def probabilities(score: registers((8, 4)), best: registers(2), total: registers
 
 
 @device
-def masked(score: registers((8, 4)), scores: ScoreArguments, page, lowest):
+def masked(score: registers((8, 4)), scores: ScoreArguments, page, lowest, last):
     """Cap the scores of a page, and mask tokens that rows do not see; `lowest` is the position of the first
-    of the warp's 16 rows.
+    of the warp's 16 rows, `last` that of the last row that the block may have.
     """
     if SOFTCAP:
         for n in static(8):
             for i in static(4):
                 score[n, i] = scores.softcap * tanh(score[n, i])
     begins = 64 * page
-    if begins + 63 > lowest:
-        ahead = lowest + shift_right(thread() & 31, 2) - begins - 2 * (thread() & 3)
-        ahead = add_words(ahead, 0)  # in 32 bits
-        for n in static(8):
-            for i in static(4):
-                if 8 * n + i % 2 > ahead + 8 * (i // 2):
-                    score[n, i] = MASKED
-    if WINDOW:
-        if begins <= lowest + 15 - scores.window:
-            behind = lowest + shift_right(thread() & 31, 2) - begins - 2 * (thread() & 3) - scores.window
-            behind = add_words(behind, 0)
+    for r in static(2):
+        position = lowest + shift_right(thread() & 31, 2) + 8 * r
+        if position > last:  # a row that was added and repeats the last one
+            position = last
+        if begins + 63 > lowest:
+            ahead = add_words(position - begins - 2 * (thread() & 3), 0)  # in 32 bits
             for n in static(8):
-                for i in static(4):
-                    if 8 * n + i % 2 <= behind + 8 * (i // 2):
-                        score[n, i] = MASKED
+                for i in static(2):
+                    if 8 * n + i > ahead:
+                        score[n, 2 * r + i] = MASKED
+        if WINDOW:
+            if begins <= lowest + 15 - scores.window:
+                behind = add_words(position - begins - 2 * (thread() & 3) - scores.window, 0)
+                for n in static(8):
+                    for i in static(2):
+                        if 8 * n + i <= behind:
+                            score[n, 2 * r + i] = MASKED
     return score[()]
 
 
@@ -318,7 +320,7 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
         if at + 2 < end:
             ahead = load_int(block_table + 4 * (at + 2))
     score[()] = wgmma_result_64(*score[()])
-    score[()] = masked(*score[()], args.scores, at, lowest)
+    score[()] = masked(*score[()], args.scores, at, lowest, last)
     score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
     p[()] = packed(*score[()])
     held = 0  # the stage whose values are next
@@ -393,7 +395,7 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
             if i + 2 < end:
                 ahead = load_int(block_table + 4 * (i + 2))
         score[()] = wgmma_early_result_64(*score[()])
-        score[()] = masked(*score[()], args.scores, i, lowest)
+        score[()] = masked(*score[()], args.scores, i, lowest, last)
         score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
         if HD == 256:
             acc[()] = wgmma_late_result_256(*acc[()], total[0] + total[1])

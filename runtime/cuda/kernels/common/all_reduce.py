@@ -26,7 +26,6 @@ from ...ptx import (
     load_float4,
     load_int,
     load_long,
-    pause,
     shift_right,
     store_float,
     store_float4,
@@ -41,7 +40,7 @@ from .sums import SumArguments, begin_sum, send
 # Constants of the launch. CARDS: their number. ROWS: rows of the room for values of a card. EMIT: 2 if the
 # result is multiplied by the weight of the next RMSNorm and quantised, else 0. SHARED: the cards are one
 # card, in a test, so that the next launch must not take multiprocessors while this one waits.
-CARDS = ROWS = SENT = EMIT = TOKENS = SHARED = PDL = PAUSE = AFTER = 0
+CARDS = ROWS = SENT = EMIT = TOKENS = SHARED = PDL = 0
 
 SOON = 1 << 22  # cycles, some milliseconds, after which a thread that waits for another card asks for errors
 PATIENCE = 1 << 34  # cycles, some ten seconds, after which it gives up
@@ -115,20 +114,15 @@ def all_reduce_few(args: FewRowsArguments):
         launch_dependents()
     total = 0.0
     at = args.x.address + block_y() * args.x.stride + 4 * i
-    if AFTER and PDL and SENT:
-        wait_for_grid()
-    if not SENT:
-        if PDL:
-            wait_for_grid()
-        if i < args.width:
-            send(*sent[()], block_y(), i, load_float(at), args.sums)
+    if PDL:
+        wait_for_grid()  # with SENT, too: threads that look for values take time from the product in front
+    if not SENT and i < args.width:
+        send(*sent[()], block_y(), i, load_float(at), args.sums)
     if i < args.width:
         for j in static(CARDS):
             value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
             until = 0
             while flag != sent[0]:
-                if PAUSE:
-                    pause(PAUSE)
                 value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
                 if flag != sent[0]:
                     until = patience_ends(until, args.errors, args.report)
@@ -142,11 +136,8 @@ def all_reduce_few(args: FewRowsArguments):
         if lane == 0:
             store_float(args.out_partials + 4 * (block_y() * blocks + shift_right(i, 5)), squares)
         store_quantized(args.codes, blocks, block_y(), i, total * weight)
-    if PDL:
-        if SENT and not AFTER:
-            wait_for_grid()
-        if SHARED:
-            launch_dependents()
+    if PDL and SHARED:
+        launch_dependents()
 
 
 class ManyRowsArguments(KernelArguments):
