@@ -8,6 +8,8 @@
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
+    python scripts/bench_cuda.py attention SHAPE TYPE [TOKENS …]   attention of one row, in several kinds of
+    blocks
     python scripts/bench_cuda.py batch SHAPE TYPE           1 … 128 sequences at once, and a long one beside
     short ones
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
@@ -17,6 +19,8 @@
     python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
     tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
+    python scripts/bench_cuda.py prompt-attention SHAPE CACHE [DEPTH …]   a layer's attention of 2,048 rows
+    of a prompt, with and without wgmma; CACHE: f16, q8_0 or q4_0
     python scripts/bench_cuda.py recurrent [ROWS]           recurrent ops over a prompt, together and row by
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
@@ -38,6 +42,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_bench.attention import LAYERS, attention
 from cuda_bench.batch import batch
 from cuda_bench.cards import cards
 from cuda_bench.host import host
@@ -46,6 +51,7 @@ from cuda_bench.launches import launches as between_ops
 from cuda_bench.many import many
 from cuda_bench.mixtures import MIXTURES, random_mixture
 from cuda_bench.models import random_model, write_model
+from cuda_bench.prompt_attention import prompt_attention
 from cuda_bench.recurrent import recurrent
 from cuda_bench.right import conformance, instructions
 from cuda_bench.tiles import sweep, wide
@@ -63,8 +69,10 @@ from kukri.runtime.sizing.traffic import bytes_per_token
 Speeds = dict[str, float]  # tokens a second by the name of the test
 
 
-def made_up(shape: str, kind: str) -> Program:
-    return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
+def made_up(shape: str, kind: str, layers: int = 0) -> Program:
+    """A random program, with only some of its layers if their number is given."""
+    made = random_mixture if shape in MIXTURES else random_model
+    return made(shape, kind, layers)
 
 
 def profile(machine: CudaMachine, n: int = 1) -> None:
@@ -229,6 +237,8 @@ def main() -> None:
         cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
     elif command == "latent":
         latent([int(n) for n in rest])
+    elif command == "prompt-attention":
+        prompt_attention(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "copy":
         device = Device()
         print(
@@ -241,6 +251,8 @@ def main() -> None:
         instructions()
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
+    elif command == "attention":
+        attention(made_up(rest[0], rest[1], LAYERS), [int(d) for d in rest[2:]])
     elif command == "batch":
         batch(rest[0], rest[1], profile)
     elif command == "choose":

@@ -25,7 +25,7 @@ from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
 from .lowering.support import check_supported, matrices, weight_groups
 from .mapped import copy_words
-from .padding import allows_padding, padded
+from .padding import allows_padding, padded, usual_steps
 from .states import DeviceStates
 from .step_inputs import StepInputs
 from .top_k import MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
@@ -172,10 +172,17 @@ class CudaMachine:
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
 
     def make_ready(self) -> None:
-        """Compile kernels, and plan a decode step: of machines of a group, when all of them are made."""
+        """Compile kernels, and plan a decode step, or all usual steps if many sequences may run. For machines
+        of a group this is done when all of them are made.
+        """
         self.device.use()
         self._compile()
         self.plan(1, 1)
+        n_sequences = self.lowering.capacity.max_sequences
+        if self._may_pad and n_sequences > DECODE_ROWS:  # a server does without the pauses of plans later on
+            for n, m, all_logits in usual_steps(n_sequences, self.max_rows):
+                if m <= self.max_logits:
+                    self.plan(n, m, all_logits)
 
     def _compile(self) -> None:
         """Compile the kernels of the usual steps, several at a time."""
@@ -352,7 +359,7 @@ class CudaMachine:
         if not self._begin(batch, table):
             return None
         one_prompt, run = _one_prompt(batch), batch
-        if self._may_pad and not one_prompt:
+        if self._may_pad:
             run = padded(batch, self.max_rows, self.max_logits)
         self._inputs.write(run, table)
         n, m = len(run.tokens), len(run.logits_indices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, zip_longest
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import States
 from ..ops import Buffer, Program
+from .card_starter import CardStarter
 from .driver.device import Device
 from .driver.errors import CudaError
 from .lowering.cards import CardGroup
@@ -40,7 +40,7 @@ class CudaTeam:
         self.program = program
         group = CardGroup(len(devices), shared=len({device.index for device in devices}) < len(devices))
         self.machines: list[CudaMachine] = []
-        self._threads = ThreadPoolExecutor(len(devices), "starts a card")
+        self._starter = CardStarter(len(devices))
         try:
             for part, device in zip(parts, devices, strict=True):
                 self.machines.append(make(part, device, group))
@@ -106,8 +106,7 @@ class CudaTeam:
             steps.append(step)
         self._running = True
         self._number_sums(steps[0].n_sums)
-        # Not by this thread, which Ctrl-C may take away when some have started and wait for the others.
-        self._threads.submit(self._start, steps).result()
+        self._starter.start(self.machines, steps)
         for machine, step in zip(self.machines, steps, strict=True):
             machine.device.use()
             machine.complete(step)
@@ -115,19 +114,6 @@ class CudaTeam:
         errors = [machine.take_error() for machine in self.machines]
         if any(errors):
             raise CudaError("a card has waited too long for what another one computes")
-
-    def _start(self, steps: Sequence[Step]) -> None:
-        """Start a step on all GPUs at once: the driver may not return from one that waits for another."""
-
-        def start(machine: CudaMachine, step: Step) -> None:
-            machine.device.use()
-            machine.start(step)
-
-        pairs = list(zip(self.machines, steps, strict=True))
-        others = [self._threads.submit(start, *pair) for pair in pairs[1:]]
-        start(*pairs[0])
-        for other in others:
-            other.result()
 
     def _number_sums(self, n: int) -> None:
         """Give the sums of the next step, `n` of them, numbers that none has had, if it starts or not."""
@@ -176,7 +162,7 @@ class CudaTeam:
 
     def close(self) -> None:
         """Free all memory. Later steps raise RuntimeError."""
-        self._threads.shutdown()
+        self._starter.close()
         for machine in self.machines:
             machine.close()
 

@@ -35,11 +35,11 @@ def batch(shape: str, kind: str, show: Callable[[CudaMachine, int], None]) -> di
         there = f"{n / np.median(chosen):.0f} with tokens chosen there"
         print(f"{n} sequences: {n / median:.0f} tokens/s ({times}), {there}")
         speeds[f"tg64 @ d{DEPTH}, {n} sequences"] = n / float(median)
+    show(machine, 32)  # of rows as the last step has left them
+    show(machine, MOST)
     for n, lengths in ((8, [32_000]), (64, [32_000])):
         walls = _walls(machine.step, n, lengths + [DEPTH] * (n - 1))
         print(f"{n} sequences, one of 32,000 tokens: {np.median(walls) * 1e3:.3f} ms a step")
-    show(machine, 32)
-    show(machine, MOST)
     machine.close()
     return speeds
 

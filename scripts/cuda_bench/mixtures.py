@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,11 @@ MIXTURES = {
 }
 
 
-def random_mixture(shape: str, kind: str) -> Program:
-    """A program whose weights are random blocks, `kind` those outside of experts."""
+def random_mixture(shape: str, kind: str, layers: int = 0) -> Program:
+    """A program whose weights are random blocks, `kind` those outside of experts; of so many layers if it is
+    not 0."""
     mixture = MIXTURES[shape]
+    mixture = replace(mixture, layers=layers or mixture.layers)
     tensors = _Tensors().of(mixture, kind)
     config = config_from_gguf(_metadata(mixture), tensors)
     return build_program(config, Weights(config, tensors))

@@ -43,9 +43,9 @@ SCALES: dict[str, tuple[int, ...]] = {
 SCALES |= {"Q6_K": (208,), "Q3_K": (108,)}
 
 
-def random_model(shape: str, kind: str) -> Program:
-    """A program whose weights are random blocks."""
-    metadata, tensors = random_tensors(shape, kind)
+def random_model(shape: str, kind: str, layers: int = 0) -> Program:
+    """A program whose weights are random blocks, of so many layers if it is not 0."""
+    metadata, tensors = random_tensors(shape, kind, layers)
     config = config_from_gguf(metadata, tensors)
     return build_program(config, Weights(config, tensors))
 
@@ -68,12 +68,13 @@ def write_model(path: Path, shape: str, kind: str) -> None:
     write_gguf(path, metadata, {}, records, ([t.data] for t in tensors.values()))
 
 
-def random_tensors(shape: str, kind: str) -> tuple[dict[str, Any], dict[str, QTensor]]:
+def random_tensors(shape: str, kind: str, layers: int = 0) -> tuple[dict[str, Any], dict[str, QTensor]]:
     """Metadata, and random blocks of each format, cut out of one pool.
 
     `kind` is the format of all matrices, or a recipe that mixes formats, such as Q4_K_M.
     """
-    hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
+    hidden, all_layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
+    layers = layers or all_layers
     matrices = {"token_embd.weight": (vocab, hidden)}
     for i in range(layers):
         matrices |= {

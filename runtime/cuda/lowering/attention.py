@@ -11,6 +11,11 @@ from ... import ops
 from ..abi.arguments import Region
 from ..kernels.attention.decode import DecodeAttentionArguments, decode_attention
 from ..kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
+from ..kernels.attention.prefill_sm90 import (
+    WidePrefillAttentionArguments,
+    prefill_attention_sm90,
+    shared_bytes,
+)
 from ..kernels.attention.prepare_qk import QKPreparation
 from ..kernels.attention.scores import ScoreArguments
 from ..kernels.attention.simt import SimtAttentionArguments, simt_attention
@@ -23,6 +28,7 @@ from .prepare_qk import PrepareLowering, QKSteps
 MAX_SPLITS = 64  # of a row's context
 MIN_SPLIT = 64  # tokens
 WARPS = 4  # of a block
+WIDE_HEAD_DIMS = 64, 128, 256  # of heads that `prefill_sm90.py` takes
 # Bytes of shared memory that a block may ask for, by compute capability; 99 KB for others.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
@@ -31,13 +37,14 @@ LOG2_E = math.log2(math.e)
 @dataclass(frozen=True)
 class SplitBlock:
     """A block of a split-KV kernel: query heads, dimensions of a value, padded, and warps; how many blocks
-    fit on a multiprocessor at least, and the bytes of shared memory that it needs before the merge."""
+    fit on a multiprocessor at least, and the bytes of shared memory that a warp has, if it is more than its
+    results take."""
 
     heads: int
     value_dims: int
     warps: int
     resident: int = 1
-    shared: int = 0
+    of_warp: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,14 @@ class SplitPlan:
 class AttentionLowering(PrepareLowering):
     def _prepared_attend(self, i: int, op: PreparedAttend) -> None:
         steps = QKSteps(op.q_norm, op.k_norm, op.rope)
-        if op.rope:
-            steps = replace(steps, angles=self._angles(op.rope))
         if self._n_rows[False] == 1 and self._suits_tensor_cores(op.attend):
+            if op.rope:
+                steps = replace(steps, frequencies=self._frequencies(op.rope))
             self._decode_attention(i, op.attend, steps)
             self._invalidate(op.attend.q, op.attend.k)
             return
+        if op.rope:
+            steps = replace(steps, angles=self._angles(op.rope))
         self._prepare_qk(op.attend, op.attend.heads, steps)
         self._invalidate(op.attend.q, op.attend.k)
         self._attend(i, op.attend)
@@ -67,7 +76,7 @@ class AttentionLowering(PrepareLowering):
         if not op.causal:
             self._simt_attention(i, op)
         elif self._one_prompt and self._suits_tensor_cores(op):
-            self._prefill_attention(op)
+            self._prefill_attention(i, op)
         elif self._suits_tensor_cores(op):
             self._decode_attention(i, op)
         else:
@@ -104,10 +113,10 @@ class AttentionLowering(PrepareLowering):
     def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
         """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
         dims, n = op.head_dim, self._n_rows[False]
-        warps, stages = self.tuning.split_kv(n, dims, self._shared_limit)
         heads = greatest_divisor(op.heads // op.kv_heads, 16)
-        shared = warps * stages * 64 * dims
+        warps, stages = self.tuning.split_kv(n, dims, self._shared_limit - behind_warps(heads, dims))
         constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}
+        constants["ALONE"] = self.tuning.alone if n == 1 else 0
         constants |= {"SINGLE_ROW": int(n == 1), "PREPARE": int(steps is not None), "PLANNED": int(n > 1)}
         k = v = 0
         preparation = QKPreparation(q_norm=0, k_norm=0, eps=1.0, pairs=0, angles=0)
@@ -115,8 +124,9 @@ class AttentionLowering(PrepareLowering):
             k, v = self._at(op.k).address, self._at(op.v).address
             more, preparation = self._preparation(op, steps)
             constants |= more
-            shared += 4 * (heads + 2) * dims
-        plan = self._split_kv(i, op, SplitBlock(heads, dims, warps, shared=shared), planned=n > 1)
+        plan = self._split_kv(
+            i, op, SplitBlock(heads, dims, warps, of_warp=stages * 64 * dims), planned=n > 1
+        )
         items = self._split_plan(op.window, warps, plan) if n > 1 else 0
         arguments = DecodeAttentionArguments(
             q=self._at(op.q),
@@ -156,8 +166,9 @@ class AttentionLowering(PrepareLowering):
         n, value_dims = self._n_rows[False], block.value_dims
         chunks = op.heads // op.kv_heads // block.heads
         blocks = op.kv_heads * chunks
-        merging = 4 * block.warps * block.heads * (value_dims + 2) + 16
-        shared = max(block.shared, merging, block.heads * (8 * MAX_SPLITS + 4 * value_dims))
+        of_warp = block.of_warp or 4 * block.heads * (value_dims + 2)
+        merging = block.warps * of_warp + behind_warps(block.heads, value_dims)
+        shared = max(merging, block.heads * (8 * MAX_SPLITS + 4 * value_dims))
         # No more blocks than run at once: a block that waits costs time, and so does each further split.
         at_once = self.device.multiprocessors * max(block.resident, self._shared_limit // shared)
         budget = max(1, min(MAX_SPLITS, at_once // blocks))
@@ -197,7 +208,10 @@ class AttentionLowering(PrepareLowering):
         many = self.device.warpgroups and self._n_rows[False] > self.decode_rows
         return many and self.capacity.cache_bits == 16 and self._read_only_by_matmuls(i, op.out)
 
-    def _prefill_attention(self, op: ops.Attend) -> None:
+    def _prefill_attention(self, i: int, op: ops.Attend) -> None:
+        if self.device.warpgroups and self.tuning.wide_attention and op.head_dim in WIDE_HEAD_DIMS:
+            self._wide_prefill_attention(i, op)
+            return
         n, dims = self._n_rows[False], op.head_dim
         in_registers = dims <= 128
         constants = self._score_constants(op) | {
@@ -217,6 +231,32 @@ class AttentionLowering(PrepareLowering):
         what = self._kernel(prefill_attention, 128, **constants)
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if in_registers else 640) * dims)
         self._invalidate(op.out)
+
+    def _wide_prefill_attention(self, i: int, op: ops.Attend) -> None:
+        """Attention of one prompt with wgmma."""
+        n, dims, group = self._n_rows[False], op.head_dim, op.heads // op.kv_heads
+        heads = 2 if group % 2 == 0 else 1
+        emits = self._emits_halves(i, op)
+        constants = self._score_constants(op) | {"HD": dims, "GROUP": group, "HEADS": heads}
+        stages = 5 if dims <= 128 else 2
+        constants |= {"STAGES": stages, "TURNS": int(self.tuning.attention_turns and stages > 2)}
+        arguments = WidePrefillAttentionArguments(
+            q=self._at(op.q),
+            cache=self._cached(op),
+            scores=self._scores(op),
+            out=self._at(op.out),
+            rows=n,
+            kv_heads=op.kv_heads,
+            halves=self._f16_memory(op.out)[0] if emits else Region(0, 0),
+        )
+        what = self._kernel(prefill_attention_sm90, 256, HALVES=int(emits), **constants)
+        # Two blocks have 128 registers a thread, too few for larger heads and for unpacking codes.
+        what = replace(what, resident=2 if dims == 64 and self.capacity.cache_bits == 16 else 1)
+        grid = op.heads // heads, -(-n // (128 // heads))
+        self._emit(what, grid, arguments, shared_bytes(dims, stages))
+        self._invalidate(op.out)
+        if emits:
+            self._f16_current[self._resolve(op.out).name] = self.memory.vector(self._ones)
 
     def _scores(self, op: ops.Attend) -> ScoreArguments:
         cap = op.softcap or 1.0
@@ -251,6 +291,12 @@ class AttentionLowering(PrepareLowering):
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
+
+
+def behind_warps(heads: int, value_dims: int) -> int:
+    """Bytes of shared memory that a block of a split-KV kernel needs besides those of its warps: for results,
+    or what is prepared."""
+    return max(4 * heads * value_dims + 16, 2 * (heads + 2) * value_dims)
 
 
 def greatest_divisor(n: int, most: int) -> int:

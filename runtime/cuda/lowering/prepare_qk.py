@@ -16,12 +16,14 @@ WARPS = 4  # of a block
 
 @dataclass(frozen=True)
 class QKSteps:
-    """The steps between the projections and attention; `angles` are those of `rope`, see `rope_angles`."""
+    """The steps between the projections and attention. `angles` are those of `rope`, see `rope_angles`; of a
+    step with one row its `frequencies` do."""
 
     q_norm: ops.RMSNorm | None = None
     k_norm: ops.RMSNorm | None = None
     rope: ops.RoPE | None = None
     angles: Region | None = None
+    frequencies: Region | None = None
 
 
 class PrepareLowering(LaunchBuilder):
@@ -31,13 +33,19 @@ class PrepareLowering(LaunchBuilder):
         angles = self.memory.rows(f"angles {key}", self.capacity.max_rows, 8 * pairs)
         if key not in self._angles_written:
             self._angles_written.add(key)
-            frequencies = Region(self.memory.vector(op.inv_freq), 0)
-            if op.long_inv_freq:
-                frequencies = self.memory.rows(f"frequencies {key}", self.capacity.max_rows, 4 * pairs)
-                self.by_length[hash(key)] = op, frequencies
+            frequencies = self._frequencies(op)
             arguments = [self.inputs.positions, *frequencies, pairs, float(op.attention_factor), *angles]
             self._emit(self._kernel(rope_angles, 128), (-(-pairs // 128), self._n_rows[False]), arguments)
         return angles
+
+    def _frequencies(self, op: ops.RoPE) -> Region:
+        """The frequencies of the step's rows; those that depend on lengths are uploaded before a step."""
+        if not op.long_inv_freq:
+            return Region(self.memory.vector(op.inv_freq), 0)
+        key, size = str(hash(rotation_key(op))), 4 * len(op.inv_freq)
+        frequencies = self.memory.rows(f"frequencies {key}", self.capacity.max_rows, size)
+        self.by_length[hash(key)] = op, frequencies
+        return frequencies
 
     def _rope(self, op: ops.RoPE) -> None:
         angles, x, head_dim = self._angles(op), self._at(op.x), op.x.width // op.heads
@@ -85,6 +93,8 @@ class PrepareLowering(LaunchBuilder):
             eps=next((n.eps for n in norms if n), 1.0),
             pairs=len(steps.rope.inv_freq) if steps.rope else 0,
             angles=steps.angles.address if steps.angles else 0,
+            frequencies=steps.frequencies.address if steps.frequencies else 0,
+            factor=float(steps.rope.attention_factor) if steps.rope else 1.0,
         )
 
     def _padded(self, op: ops.Attend) -> int:

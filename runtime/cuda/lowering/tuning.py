@@ -160,6 +160,10 @@ class Tuning:
     outputs in each block. `bench_cuda.py` overrides the methods to try other tiles.
     """
 
+    alone = 4  # tiles of a warp of `decode_attention` up to which the context of a single row is not split
+    wide_attention = True  # whether attention of prompts uses wgmma where the card has it
+    attention_turns = True  # whether its warpgroups start their products in turn
+
     def decode(
         self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int
     ) -> DecodeTile:
@@ -193,7 +197,7 @@ class Tuning:
             narrow = name == "Q8_0" and tokens > 1
             tile = DecodeTile(1, 4, 4) if narrow else DecodeTile(2, 2, 4, 4 if tokens == 1 else 1)
         elif tokens == 1:
-            tile = DecodeTile(1, 8, 8, 3)
+            tile = DecodeTile(1, 8, 8, 3) if n_out <= 6144 else DecodeTile(2, 8, 8, 2)
         else:
             tile = DecodeTile(1, 8, 8) if name == "Q8_0" else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
@@ -221,7 +225,9 @@ class Tuning:
         stages = 3 if dims <= 128 else 2
         if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
             return 2, stages
-        return 8 if 8 * stages * 64 * dims <= shared_limit else 4, stages
+        if 8 * stages * 64 * dims <= shared_limit:
+            return 8, stages
+        return 4, stages if 4 * stages * 64 * dims <= shared_limit else 2
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

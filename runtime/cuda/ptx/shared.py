@@ -72,6 +72,19 @@ def store_shared_int(address: int, value: int) -> None:
     ctypes.c_int32.from_address(address).value = value
 
 
+@instruction("st.shared.v2.f32 [$0], {$1, $2};", "", "rff", ordered=True)
+def store_shared2(address: int, a: float, b: float) -> None:
+    """Store two float32, at an address that is a multiple of 8."""
+    for i, value in enumerate((a, b)):
+        ctypes.c_float.from_address(address + 4 * i).value = float(value)
+
+
+@instruction("{ .reg .u16 t; cvt.u16.u32 t, $1; st.shared.u16 [$0], t; }", "", "rr", ordered=True)
+def store_shared_short(address: int, value: int) -> None:
+    """Store the low 2 bytes."""
+    ctypes.c_uint16.from_address(address).value = value & 0xFFFF
+
+
 @instruction("st.shared.v4.u32 [$0], {$1, $2, $3, $4};", "", "rrrrr", ordered=True)
 def store_shared_int4(address: int, a: int, b: int, c: int, d: int) -> None:
     """Store four int32, at an address that is a multiple of 16."""

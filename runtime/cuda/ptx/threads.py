@@ -45,6 +45,17 @@ def barrier() -> None:
     """Wait for all threads of the block; their earlier writes are visible afterwards."""
 
 
+@instruction("bar.sync $0, 256;", "", "r", ordered=True)
+def wait_for_turn(n: int) -> None:
+    """Wait at barrier n (1 … 15) with 127 other threads until 128 threads have called `pass_turn(n)`; their
+    earlier writes are visible afterwards."""
+
+
+@instruction("bar.arrive $0, 256;", "", "r", ordered=True)
+def pass_turn(n: int) -> None:
+    """Let 128 threads go that wait, or will, in `wait_for_turn(n)`."""
+
+
 @instruction("bar.warp.sync 0xffffffff;", "", "", ordered=True)
 def warp_barrier() -> None:
     """Wait for all threads of the warp. The compiler does not move earlier loads behind it."""
@@ -70,6 +81,16 @@ def shuffle_xor_long(value: int, mask: int) -> int:
 @instruction("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "f", "fr", ordered=True)
 def shuffle(value: float, lane: int) -> float:
     """The float32 of `lane`."""
+
+
+@instruction("redux.sync.max.u32 $0, $1, 0xffffffff;", "r", "r", ordered=True)
+def warp_max_u32(value: int) -> int:
+    """The largest of the unsigned words of a warp, in every lane."""
+
+
+@instruction("redux.sync.add.s32 $0, $1, 0xffffffff;", "r", "r", ordered=True)
+def warp_sum_s32(value: int) -> int:
+    """The sum of the words of a warp, in every lane."""
 
 
 @instruction("griddepcontrol.wait;", "", "", ordered=True)

@@ -10,7 +10,11 @@ from ..timeline import StepPart
 from .batching import Rows
 
 LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
-SMOOTHING = 0.3  # weight of the newest step in the averages of step times
+LEAST_SHARE = 0.05  # of a step's time that its prefill rows count for
+# Weights of the newest step in the averages of step times: of one that took less than these, and of one that
+# took more, since a step may take ten times as long for what has nothing to do with its rows (a shape of step
+# that is new to a GPU, another process)
+FALLING, RISING = 0.5, 0.1
 
 
 class StepTimes:
@@ -18,8 +22,8 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.costs = StepCosts()
-        self._row_seconds = 0.0  # of a prefill row, averaged
-        self._decode_seconds = 0.0  # of a step of decode rows only, averaged
+        self._row_seconds = 0.0  # of a prefill row
+        self._decode_seconds = 0.0  # of a step of decode rows only
 
     @property
     def mixed_rows(self) -> int:
@@ -34,11 +38,19 @@ class StepTimes:
         n_rows = sum(rows.n for rows in plan)
         if n_prefill == 0:
             self.costs.observe(n_rows, seconds)
-            old = self._decode_seconds or seconds
-            self._decode_seconds = old + SMOOTHING * (seconds - old)
-        elif n_prefill == n_rows and n_prefill >= LEAST_MIXED_ROWS:
-            old = self._row_seconds or seconds / n_prefill
-            self._row_seconds = old + SMOOTHING * (seconds / n_prefill - old)
+            self._decode_seconds = _moved(self._decode_seconds, seconds)
+        elif n_prefill >= LEAST_MIXED_ROWS:
+            beside = self._decode_seconds if n_prefill < n_rows else 0.0
+            self._row_seconds = _moved(
+                self._row_seconds, max(seconds - beside, LEAST_SHARE * seconds) / n_prefill
+            )
+
+
+def _moved(average: float, newest: float) -> float:
+    """The average of step times behind one more step; 0 if there was none."""
+    if not average:
+        return newest
+    return average + (FALLING if newest < average else RISING) * (newest - average)
 
 
 def count_step(rows: Rows, n_right: int, seconds: float, drafting_seconds: float) -> None:

@@ -13,6 +13,8 @@ from .driver import Driver
 from .sequence import Sequence
 
 MANY = 4  # tokens in the time between two batches, so many that nobody reads them one by one
+CROWD = 20  # generations that run at a time
+LONGEST_PAUSE = 4.0  # between batches, in units of what the caller asks for
 
 
 @contextmanager
@@ -115,9 +117,9 @@ class Generation:
     async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[int], None]:
         """The tokens in batches of all that are there, without blocking the event loop; none is empty.
 
-        Between two batches are so many `seconds` where tokens come faster, but for the last one, and twice as
-        many where more than MANY come in that time: the event loop has nothing to do for this generation
-        meanwhile.
+        Between two batches are so many `seconds` where tokens come faster, but for the last one, twice as
+        many where more than MANY come in that time, and more where more than CROWD generations run: the event
+        loop has nothing to do for this generation meanwhile, and all of them leave the engine's thread time.
         """
         self._driver.start()
         reader = _Reader(self._sequence)
@@ -130,7 +132,8 @@ class Generation:
                     came, before = before, monotonic()
                     yield batch
                     fast = len(batch) * seconds > MANY * (before - came)
-                    pause = 2 * seconds if fast else seconds
+                    crowd = min(len(self._driver.scheduler.running) / CROWD, LONGEST_PAUSE)
+                    pause = max(2.0 if fast else 1.0, crowd) * seconds
                     if before - came < 1.5 * pause and not self._sequence.finished:
                         await reader.pause(pause)
                 elif not self._sequence.finished:

@@ -82,6 +82,7 @@ from kukri.runtime.cuda.ptx import (
     mma_s8_k16,
     multiply_add,
     pack_f16,
+    pass_turn,
     permute_bytes,
     rotate_right,
     rsqrt,
@@ -102,9 +103,11 @@ from kukri.runtime.cuda.ptx import (
     store_long,
     store_release,
     store_shared,
+    store_shared2,
     store_shared_int,
     store_shared_int4,
     store_shared_long,
+    store_shared_short,
     store_short,
     thread,
     to_float,
@@ -114,23 +117,36 @@ from kukri.runtime.cuda.ptx import (
     wait_copies_all_but_2,
     wait_copies_all_but_3,
     wait_copies_all_but_4,
+    wait_for_turn,
     warp_barrier,
+    warp_max_u32,
+    warp_sum_s32,
     wgmma_16,
     wgmma_32,
     wgmma_64,
     wgmma_128,
     wgmma_256,
+    wgmma_early_result_64,
+    wgmma_late_result_64,
+    wgmma_late_result_128,
+    wgmma_late_result_256,
+    wgmma_product_64,
     wgmma_result_16,
     wgmma_result_32,
     wgmma_result_64,
     wgmma_result_128,
     wgmma_result_256,
+    wgmma_shared_64,
+    wgmma_shared_product_64,
+    wgmma_turned_64,
+    wgmma_turned_128,
+    wgmma_turned_256,
     wgmma_wait_all_but_1,
 )
 
 Launch = Callable[..., None]
-ROWS = 0  # constant of `group`
-WORDS, FLOATS = 17, 17  # results that a thread of `whole` and of `real` has
+ROWS = 0  # constant of `group` and `chain`
+WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -146,7 +162,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 17 * i
+    out = out + 4 * WORDS * thread()
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -164,6 +180,8 @@ def whole(a, b, c, out):
     store_int(out + 56, and_or(x, y, z))
     store_int(out + 60, and_where_else_xor(x, y, z))
     store_int(out + 64, rotate_right(x, z & 31))
+    store_int(out + 68, warp_max_u32(x))
+    store_int(out + 72, warp_sum_s32(shift_right(x, 8)))
 
 
 def real(a, b, c, out):
@@ -254,9 +272,15 @@ def shares(source, out):
     barrier()
     store_shared_int(here, load_int(source + 64 * t))
     store_shared(here + 4, load_float(source + 64 * t + 4))
+    store_shared2(here + 8, load_float(source + 64 * t + 8), load_float(source + 64 * t + 12))
+    store_shared_short(here + 16, load_int(source + 64 * t + 16))
+    store_shared_short(here + 18, shift_right(load_int(source + 64 * t + 16), 16))
     barrier()
-    store_int(out + 4096 + 8 * t, load_shared_int(there))
-    store_float(out + 4096 + 8 * t + 4, load_shared(there + 4))
+    out = out + 4096 + 20 * t
+    store_int(out, load_shared_int(there))
+    for i in static(1, 4):
+        store_float(out + 4 * i, load_shared(there + 4 * i))
+    store_int(out + 16, load_shared_int(there + 16))
 
 
 def fetches(source, out):
@@ -338,6 +362,81 @@ def group(a, b, c, out):
         acc[()] = wgmma_result_256(*acc[()])
     for i in static(ROWS // 2):
         store_float(out + 4 * (ROWS // 2 * t + i), acc[i])
+
+
+def chain(a, b, c, values, out):
+    """A · B while C + 2 · A · V runs, of a warpgroup; V [64, ROWS] in rows as they lie in shared memory. Of
+    128 threads.
+    """
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 2048, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    for i in range(t, 32 * ROWS, 128):
+        store_shared_int(held + 8192 + 4 * i, load_int(values + 4 * i))
+    fence_async_proxy()
+    barrier()
+    f = registers(16)
+    product = registers(32)
+    acc = registers(ROWS // 2)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(ROWS // 2):
+        acc[i] = load_float(c + 4 * (ROWS // 2 * t + i))
+    for _ in static(2):
+        product[()] = wgmma_product_64(*f[()], held)
+        if ROWS == 64:
+            acc[()] = wgmma_turned_64(*acc[()], *f[()], held + 8192)
+        elif ROWS == 128:
+            acc[()] = wgmma_turned_128(*acc[()], *f[()], held + 8192)
+        else:
+            acc[()] = wgmma_turned_256(*acc[()], *f[()], held + 8192)
+        product[()] = wgmma_early_result_64(*product[()])
+        for i in static(32):
+            store_float(out + 4 * (32 * t + i), product[i])
+        if ROWS == 64:
+            acc[()] = wgmma_late_result_64(*acc[()], absolute(product[0]))
+        elif ROWS == 128:
+            acc[()] = wgmma_late_result_128(*acc[()], absolute(product[0]))
+        else:
+            acc[()] = wgmma_late_result_256(*acc[()], absolute(product[0]))
+    for i in static(ROWS // 2):
+        store_float(out + 4 * (4096 + ROWS // 2 * t + i), acc[i])
+
+
+def both(a, b, out):
+    """2 · A · B of a warpgroup, both 64 × 64 in rows as they lie in shared memory. Of 128 threads."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 2048, 128):
+        store_shared_int(held + 4 * i, load_int(a + 4 * i))
+        store_shared_int(held + 8192 + 4 * i, load_int(b + 4 * i))
+    fence_async_proxy()
+    barrier()
+    acc = registers(32)
+    acc[()] = wgmma_shared_product_64(held, held + 8192)
+    acc[()] = wgmma_shared_64(*acc[()], held, held + 8192)
+    acc[()] = wgmma_result_64(*acc[()])
+    for i in static(32):
+        store_float(out + 4 * (32 * t + i), acc[i])
+
+
+def turns(out):
+    """Halves of a block in turn: a number, of which each half makes the next. Of 256 threads."""
+    t = thread()
+    half = shift_right(t, 7)
+    here = shared() + 4 * (t & 127)
+    if half == 0:
+        store_shared_int(here, t)
+    else:
+        pass_turn(1)
+    for i in range(3):
+        wait_for_turn(1 + half)
+        value = 3 * load_shared_int(here) + half
+        store_shared_int(here, value)
+        store_int(out + 4 * (256 * i + t), value)
+        if half == 0 or i < 2:
+            pass_turn(2 - half)
 
 
 def awaits(source, out):
@@ -431,6 +530,8 @@ def check_whole(launch: Launch) -> None:
         (a & b) | c,
         np.where(np.unpackbits(c.view(np.uint8)), *(np.unpackbits(x.view(np.uint8)) for x in (a & b, a ^ b))),
         bits >> shifts | bits << (np.uint64(32) - shifts),
+        np.full(32, bits.max()),
+        np.full(32, (bits >> np.uint64(8)).sum()),
     ]
     expected[15] = np.packbits(expected[15]).view(np.uint32)
     for k, e in enumerate(expected):
@@ -485,10 +586,10 @@ def check_places(launch: Launch) -> None:
 
 def check_shares(launch: Launch) -> None:
     source = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32)
-    out = np.zeros(64 * 16 + 64 * 2, np.float32)
+    out = np.zeros(64 * 16 + 64 * 5, np.float32)
     launch(shares, (1,), 64, [source, out], 64 * 64)
     expected = source[np.arange(64) ^ 32]
-    np.testing.assert_array_equal(out[1024:].reshape(64, 2), expected[:, :2])
+    np.testing.assert_array_equal(out[1024:].reshape(64, 5), expected[:, :5])
     expected[:, 6:12] = 0  # what copies left out
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 
@@ -542,25 +643,66 @@ def check_group_products(launch: Launch) -> None:
     for rows in (16, 32, 64, 128, 256):
         a, b = (rng.standard_normal((n, 64)).astype(np.float16) for n in (64, rows))
         c = rng.standard_normal((64, rows)).astype(np.float32)
-        exchanged = np.zeros((rows, 8, 8), np.float16)
-        for n in range(rows):
-            for piece in range(8):
-                exchanged[n, piece ^ (n % 8)] = b[n, 8 * piece : 8 * piece + 8]
-        words = np.zeros((128, 16, 2), np.float16)
-        held, expected = np.zeros((2, 128, rows // 2), np.float32)
-        product = c + 2 * (a.astype(np.float32) @ b.astype(np.float32).T)
-        for t in range(128):
-            row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
-            for i in range(16):
-                at = 16 * (i // 4) + 8 * (i % 4 // 2) + column
-                words[t, i] = a[row + 8 * (i % 2), at : at + 2]
-            for i in range(rows // 2):
-                place = row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2
-                held[t, i], expected[t, i] = c[place], product[place]
-        out = np.zeros_like(held)
-        arguments = [words, exchanged, held, out]
+        expected = fragments_of_c(c + 2 * (a.astype(np.float32) @ b.astype(np.float32).T))
+        out = np.zeros_like(expected)
+        arguments = [fragments_of_a(a), exchanged(b), fragments_of_c(c), out]
         launch(group, (1,), 128, arguments, 128 * rows + 1024, {"ROWS": rows})
         np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
+
+
+def check_chained_products(launch: Launch) -> None:
+    rng = np.random.default_rng(10)
+    for columns in (64, 128, 256):
+        a, b, v = (rng.standard_normal((64, n)).astype(np.float16) for n in (64, 64, columns))
+        c = rng.standard_normal((64, columns)).astype(np.float32)
+        real_a = a.astype(np.float32)
+        first = fragments_of_c(real_a @ b.astype(np.float32).T)
+        expected = fragments_of_c(c + 2 * (real_a @ v.astype(np.float32)))
+        out = np.zeros(128 * 32 + 64 * columns, np.float32)
+        blocks = np.concatenate([exchanged(block) for block in np.split(v, columns // 64, 1)])
+        arguments = [fragments_of_a(a), exchanged(b), fragments_of_c(c), blocks, out]
+        launch(chain, (1,), 128, arguments, 8192 + 128 * columns + 1024, {"ROWS": columns})
+        np.testing.assert_allclose(out[:4096].reshape(first.shape), first, 1e-4, 1e-3)
+        np.testing.assert_allclose(out[4096:].reshape(expected.shape), expected, 1e-4, 1e-3)
+
+
+def check_products_of_both(launch: Launch) -> None:
+    rng = np.random.default_rng(11)
+    a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    expected = fragments_of_c(2 * (a.astype(np.float32) @ b.astype(np.float32).T))
+    out = np.zeros_like(expected)
+    launch(both, (1,), 128, [exchanged(a), exchanged(b), out], 16384 + 1024)
+    np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
+
+
+def exchanged(rows: np.ndarray) -> np.ndarray:
+    """Rows of 64 halves, their 16-byte parts permuted as `wgmma` reads them."""
+    out = np.zeros((len(rows), 8, 8), np.float16)
+    for n in range(len(rows)):
+        for piece in range(8):
+            out[n, piece ^ (n % 8)] = rows[n, 8 * piece : 8 * piece + 8]
+    return out
+
+
+def fragments_of_a(a: np.ndarray) -> np.ndarray:
+    """A [64, 64] as the threads of a warpgroup hold it, [128, 16, 2]."""
+    words = np.zeros((128, 16, 2), np.float16)
+    for t in range(128):
+        row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
+        for i in range(16):
+            at = 16 * (i // 4) + 8 * (i % 4 // 2) + column
+            words[t, i] = a[row + 8 * (i % 2), at : at + 2]
+    return words
+
+
+def fragments_of_c(c: np.ndarray) -> np.ndarray:
+    """C [64, n] as the threads of a warpgroup hold it, [128, n / 2]."""
+    held = np.zeros((128, c.shape[1] // 2), np.float32)
+    for t in range(128):
+        row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
+        for i in range(c.shape[1] // 2):
+            held[t, i] = c[row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2]
+    return held
 
 
 def flagged(values, room, flags, out):
@@ -587,6 +729,15 @@ def check_flagged(launch: Launch) -> None:
     np.testing.assert_array_equal(flags, 5)
 
 
+def check_turns(launch: Launch) -> None:
+    out = np.zeros((6, 128), np.int32)
+    launch(turns, (1,), 256, [out], 512)
+    expected = np.arange(128)
+    for i in range(6):
+        expected = 3 * expected + i % 2
+        np.testing.assert_array_equal(out[i], expected)
+
+
 def check_awaits(launch: Launch) -> None:
     source = np.random.default_rng(7).integers(-99, 99, (32, 5, 4)).astype(np.float32)
     out = np.zeros(32, np.float32)
@@ -611,11 +762,12 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow, check_flagged]
+CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
-WARPGROUP_CHECKS = [check_group_products, check_neighbours]
+WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_products_of_both]
+WARPGROUP_CHECKS += [check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged]
+CHECKED += [flagged, chain, turns, both]
 
 
 def on_the_card(device: Any) -> Launch:

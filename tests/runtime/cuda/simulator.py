@@ -8,6 +8,7 @@ so a wild one ends the process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
@@ -102,6 +103,7 @@ def _run_blocks(
     waiting: dict[int, tuple[str, tuple[Any, ...]]] = {}
     results: dict[int, Any] = dict.fromkeys(alive)
     started: set[int] = set()
+    passed: Counter[tuple[int, int]] = Counter()
     while alive:
         for i in [i for i in alive if i not in waiting]:
             request = alive[i].switch(results[i]) if i in started else alive[i].switch(*values)
@@ -110,14 +112,21 @@ def _run_blocks(
                 del alive[i]
             else:
                 waiting[i] = request
-        results = _answer(waiting, alive)
+        results = _answer(waiting, alive, passed)
         assert results or not alive, f"threads wait for each other: {waiting}"
         for i in results:
             del waiting[i]
 
 
-def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _Thread]) -> dict[int, Any]:
-    """What those threads get that wait for nobody else any more."""
+def _answer(
+    waiting: dict[int, tuple[str, tuple[Any, ...]]],
+    alive: dict[int, _Thread],
+    passed: Counter[tuple[int, int]],
+) -> dict[int, Any]:
+    """What those threads get that wait for nobody else any more.
+
+    `passed` are the threads that have called `pass_turn`, of each block and barrier.
+    """
     results: dict[int, Any] = {}
     if waiting and len(waiting) == len(alive) and {n for n, _ in waiting.values()} == {"cluster_barrier"}:
         return dict.fromkeys(waiting)
@@ -125,16 +134,26 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
         threads = [i for i in alive if i // _BLOCK == block]
         if all(i in waiting and waiting[i][0] == "barrier" for i in threads):
             results |= dict.fromkeys(threads)
+    for i, (name, operands) in waiting.items():
+        if name == "pass_turn":
+            passed[i // _BLOCK, operands[0]] += 1
+            results[i] = None
+    for block, n in list(passed):
+        waiters = [i for i, w in waiting.items() if i // _BLOCK == block and w == ("wait_for_turn", (n,))]
+        assert passed[block, n] <= 128
+        if passed[block, n] == len(waiters) == 128:
+            results |= dict.fromkeys(waiters)
+            del passed[block, n]
     for first in sorted({i // 128 * 128 for i in waiting}):
         threads = [i for i in range(first, first + 128) if i in waiting]
         names = {waiting[i][0] for i in threads}
-        if len(threads) == 128 and names <= {"wgmma"}:
-            answers = _group_products([waiting[i][1] for i in threads])
+        if len(threads) == 128 and len(names) == 1 and names <= {*_GROUP}:
+            answers = _GROUP[names.pop()]([waiting[i][1] for i in threads])
             results |= dict(zip(threads, answers, strict=True))
     for warp in sorted({i // 32 for i in waiting}):
         lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
         names = {waiting[i][0] for i in lanes}
-        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "cluster_barrier", "wgmma"}:
+        if len(lanes) == 32 and len(names) == 1 and names <= {*_WARP}:
             answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
             results |= dict(zip(lanes, answers, strict=True))
     return results
@@ -216,22 +235,50 @@ def _mma_bytes(operands: list[Any]) -> list[Any]:
 
 def _group_products(operands: list[Any]) -> list[Any]:
     """A 64 × 64 and B 64 × n, of 128 threads: see `ptx/tensor.py`."""
+    rows = 2 * (len(operands[0]) - 17)
+    return _add_product(operands, _swizzled_halves(operands, rows).reshape(rows, 64).T)
+
+
+def _group_products_alone(operands: list[Any]) -> list[Any]:
+    """The same without C, and B of 64 columns."""
+    return _group_products([(0.0,) * 32 + o for o in operands])
+
+
+def _group_products_turned(operands: list[Any]) -> list[Any]:
+    """The same with C, and rows of B for each of 64 k."""
+    n = 2 * (len(operands[0]) - 17)
+    blocks = _swizzled_halves(operands, n).reshape(n // 64, 64, 64)
+    return _add_product(operands, blocks.transpose(1, 0, 2).reshape(64, n))
+
+
+def _group_products_shared(operands: list[Any]) -> list[Any]:
+    """C, if there is one, and A · B of 64 × 64 both, of which only addresses are operands."""
+    a = _swizzled_halves(operands, 64, -2).reshape(4, 2, 8, 4, 2, 4, 2).transpose(0, 2, 5, 3, 4, 1, 6)
+    words = np.ascontiguousarray(a).view(np.int32).reshape(128, 16)
+    whole = [(*(o[:-2] or (0.0,) * 32), *words[t].tolist(), o[-1]) for t, o in enumerate(operands)]
+    return _group_products(whole)
+
+
+def _swizzled_halves(operands: list[Any], rows: int, which: int = -1) -> np.ndarray:
+    """Halves [rows, 8, 8] of so many rows of 128 bytes at the address that is operand number `which`."""
     import ctypes
 
-    rows = 2 * (len(operands[0]) - 17)
-    (address,) = {int(o[-1]) for o in operands}
+    (address,) = {int(o[which]) for o in operands}
     assert address % 1024 == 0
     pieces = np.frombuffer((ctypes.c_uint16 * (64 * rows)).from_address(address), np.float16)
     lines = np.arange(rows)[:, None]
-    pieces = pieces.reshape(rows, 8, 8)[lines, np.arange(8) ^ lines % 8]
-    b = pieces.reshape(rows, 64).astype(np.float32)
+    return pieces.reshape(rows, 8, 8)[lines, np.arange(8) ^ lines % 8]
+
+
+def _add_product(operands: list[Any], b: np.ndarray) -> list[Any]:
+    """C + A · B, B of float16 [64, columns]."""
     words = np.array([[int(v) for v in o[-17:-1]] for o in operands], np.int64).astype(np.uint32)
     # [warp, g, t, 16 columns, which 8 of them, which row, 2] to [warp, row, g, 16 columns, 8 of them, t, 2]
     a = words.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2).transpose(0, 5, 1, 3, 4, 2, 6)
-    product = a.astype(np.float32).reshape(64, 64) @ b.T
+    product = a.astype(np.float32).reshape(64, 64) @ b.astype(np.float32)
     c = np.array([[float(v) for v in o[:-17]] for o in operands], np.float32)
     # [warp, row, g, 8 of B, t, 2] to [warp, g, t, 8 of B, row, 2]
-    c += product.reshape(4, 2, 8, rows // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, -1)
+    c += product.reshape(4, 2, 8, b.shape[1] // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, -1)
     return [tuple(line) for line in c]
 
 
@@ -240,6 +287,8 @@ _WARP = {
     "shuffle_xor": _shuffle_xor,
     "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
+    "warp_max_u32": lambda operands: [max(o[0] & 0xFFFFFFFF for o in operands)] * 32,
+    "warp_sum_s32": lambda operands: [sum(o[0] for o in operands)] * 32,
     "ldmatrix": _load_matrices,
     "ldmatrix_transposed": _load_matrices_turned,
     "mma_f16": _mma_halves,
@@ -247,8 +296,18 @@ _WARP = {
     "mma_s8_k16": _mma_bytes,
 }
 
+_BLOCKS = "barrier", "cluster_barrier", "wait_for_turn", "pass_turn"
+
+_GROUP = {
+    "wgmma": _group_products,
+    "wgmma_product_64": _group_products_alone,
+    "wgmma_turned": _group_products_turned,
+    "wgmma_shared_64": _group_products_shared,
+    "wgmma_shared_product_64": _group_products_shared,
+}
+
 _TOGETHER: dict[str, Callable[..., Any]] = {
-    **{name: _together(name) for name in ("barrier", "cluster_barrier", "wgmma", *_WARP)},
+    **{name: _together(name) for name in (*_BLOCKS, *_GROUP, *_WARP)},
     "thread": lambda: getcurrent().number,
     "block_x": lambda: getcurrent().block[0],
     "block_y": lambda: getcurrent().block[1],

@@ -44,6 +44,7 @@ def models():
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     found.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
+    found.SHAPES["wide heads"] = (128, 2, 2, 1, 64, 64, 64, True)
     found.SHAPES["two"] = (64, 2, 2, 1, 32, 64, 64, True)
     return found
 
@@ -85,6 +86,20 @@ def test_steps(program, feed, warpgroups, product):
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     assert {product, "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
+
+
+@pytest.mark.slow
+def test_a_prompt_with_wide_heads(feed):
+    """Attention with wgmma, whose result goes straight to the product behind it."""
+    program = models().random_model("wide heads", "Q8_0")
+    ids = np.arange(34, dtype=np.int32) * 5 % 64
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=17, device=device, kernels=StandInKernels(device))
+    got = feed(machine, PageTable(1), ids, (17, 17))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    behind = device.launched.index("prefill_attention_sm90") + 1
+    assert device.launched[behind] == "batch_matmul_sm90"
 
 
 def test_kernels_of_all_short_steps_are_compiled_together(program):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.padding import padded, rounded
+from kukri.runtime.cuda.padding import padded, rounded, usual_steps
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -30,6 +30,9 @@ def test_rounded():
     ("n", "logits", "limits", "rows", "last"),
     [
         (16, [*range(16)], (512, 512), 16, 15),
+        (5, [*range(5)], (512, 512), 8, 7),
+        (5, [4], (512, 512), 8, 4),
+        (5, [1, 4], (512, 512), 8, 4),
         (17, [*range(17)], (512, 512), 32, 31),
         (33, [*range(33)], (512, 40), 40, 39),
         (33, [*range(33)], (33, 64), 33, 32),
@@ -52,6 +55,18 @@ def test_padded(n, logits, limits, rows, last):
     else:
         assert got.logits_indices[-1] == last
         assert len(got.logits_indices) <= limits[1]
+
+
+def test_usual_steps_are_those_that_are_run():
+    """Of decoding, and with a prompt beside it: their padded numbers are among the usual ones."""
+    usual = list(usual_steps(40, 2048))
+    assert len(usual) == len(set(usual)) < 40
+    for decoding in range(1, 41):
+        for prompt in (0, 32, 100, 200):
+            n = decoding + prompt
+            batch = padded(step(n, [*range(decoding)]), 2048, 2048)
+            shape = len(batch.tokens), len(batch.logits_indices), not prompt
+            assert shape in usual or n <= 32 or decoding == 1, (decoding, prompt, shape)
 
 
 @pytest.mark.slow
@@ -105,3 +120,26 @@ def test_mixtures_are_lowered(shape, warpgroups, monkeypatch):
         names = {launch.name.split()[0] for launch in machine.lowering.launches(n, n, True)}
         assert ("batch_matmul_sm90" in names) == (warpgroups and machine.lowering.decode_rows < n <= 128)
         machine.lowering.launches(n, 1, False, n > 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [17, 22, 31])
+def test_prompts(n):
+    """Prompts of a length that is rounded up, twice, and tokens behind them, which read all of their keys."""
+    program = models().random_model("tiny", "Q8_0")
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=64, device=device, kernels=StandInKernels(device))
+    reference, table = ReferenceMachine(program, 1), PageTable(1)
+    tokens = np.random.default_rng(n).integers(0, 64, 3 * n).astype(np.int32)
+    found = []
+    for _ in range(2):
+        table.truncate(0, 0)
+        for start, count in ((0, n), (n, n - 1), (2 * n - 1, 2)):
+            table.extend(0, count)
+            positions = np.arange(start, start + count, dtype=np.int32)
+            batch = Batch(tokens[positions], positions * 0, positions, np.array([count - 1], np.int32))
+            expected = reference.step(batch, table)
+            found.append(machine.step(batch, table).copy())
+            assert np.abs(found[-1] - expected).max() < 0.05 * np.abs(expected).max()
+    np.testing.assert_array_equal(found[:3], found[3:])
+    assert {shape.n_rows for shape in machine._plans} == {1, 2, rounded(n), rounded(n - 1)}

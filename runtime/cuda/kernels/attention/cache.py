@@ -167,7 +167,7 @@ def code(word, selector, zero):
 
 @device
 def store_cached(part, slot, dim, value):
-    """Store dimension `dim` of a token.
+    """Store dimension `dim` of a token. Returns what is stored, as it is read again.
 
     With codes a whole warp stores 32 dimensions that share a scale, lane i dimension i of them. The scale
     maps the largest magnitude to the code 127 or -127 (8 bits), or to -8 (4 bits), as in GGUF's Q8_0 and
@@ -176,8 +176,11 @@ def store_cached(part, slot, dim, value):
     at = part + slot * (DP * KV // 8)
     if KV == 32:
         store_float(at + 4 * dim, value)
+        stored = value
     elif KV == 16:
-        store_short(at + 2 * dim, pack_f16(value, 0.0))
+        half = pack_f16(value, 0.0)
+        store_short(at + 2 * dim, half)
+        stored = low_f16(half)
     else:
         if KV == 8:
             unit = warp_maximum(absolute(value)) * 0.007874015748031496
@@ -192,12 +195,16 @@ def store_cached(part, slot, dim, value):
         if unit > 0.0 or unit < 0.0:
             inverse = div_f32(1.0, unit)
         if KV == 8:
-            store_byte(at + dim, to_int(maximum(-127.0, minimum(127.0, value * inverse))))
+            number = to_int(maximum(-127.0, minimum(127.0, value * inverse)))
+            store_byte(at + dim, number)
+            stored = to_float(number) * unit
         else:
             low_code = to_int(maximum(-8.0, minimum(7.0, value * inverse)))
             high_code = to_int(shuffle_xor(to_float(low_code), 4))
             if (thread() & 4) == 0:
                 both = bits_or(bits_and(low_code, 15), shift_left(bits_and(high_code, 15), 4))
                 store_byte(at + 4 * (dim >> 3) + (dim & 3), both)
+            stored = to_float(low_code) * unit
         if (thread() & 31) == 0:
             store_short(part + ((DP * KV // 8) << PAGE) + slot * (DP // 16) + 2 * (dim >> 5), half)
+    return stored

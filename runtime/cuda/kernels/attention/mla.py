@@ -186,6 +186,8 @@ def mla_attention(args: MLAArguments) -> None:
             last_seen[r] = load_int(args.cache.positions) + div_u32(
                 head + 16 * own + 8 * r + (lane >> 2), args.heads
             )
+            if last_seen[r] > position:  # a row that was added and repeats the last one
+                last_seen[r] = position
     best = registers((M_TILES, 2), NO_MAXIMUM)
     total = registers(2, 0.0)
     acc = registers((M_TILES, 2 * WARP_V_TILES, 4), 0.0)

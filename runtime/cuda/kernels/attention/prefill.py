@@ -159,6 +159,8 @@ def prefill_attention(args: PrefillAttentionArguments) -> None:
                 for i in static(4):
                     token = 64 * page + 8 * n + 2 * (lane & 3) + i % 2
                     position = lowest + (lane >> 2) + 8 * (i // 2)
+                    if position > last:  # a row that was added and repeats the last one
+                        position = last
                     if token > position:
                         score[n, i] = MASKED
                     if WINDOW:

@@ -42,7 +42,9 @@ class QKPreparation(KernelArguments):
     k_norm: int  # float32 [HD], or [kv_heads, HD]: see K_NORM
     eps: float
     pairs: int  # pairs of dimensions that RoPE turns, at the start of a head
-    angles: int  # float32 [rows, 2 · pairs]: see `rope_angles`
+    angles: int  # float32 [rows, 2 · pairs]: see `rope_angles`, or 0, and
+    frequencies: int = 0  # float32 [pairs] of a step with one row, and `factor`, of which they are made
+    factor: float = 1.0
 
 
 class PrepareArguments(KernelArguments):

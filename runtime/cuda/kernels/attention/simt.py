@@ -199,4 +199,5 @@ def simt_attention(args: SimtAttentionArguments) -> None:
                 if dim < VP:
                     for j in static(8):
                         store_shared(to + 4 * (dim + j), acc[g, v, j])
-    merge_splits(row, head, block_y(), splits, args.scores.sinks, args.output)
+    of_head = 4 * (VP + 2)
+    merge_splits(row, head, block_y(), splits, args.scores.sinks, args.output, G * of_head, of_head)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
+    as_float,
     atomic_add,
     barrier,
     block_x,
@@ -26,6 +27,7 @@ from ...ptx import (
     load_float4,
     load_shared,
     load_shared_int,
+    load_shared_int2,
     maximum,
     pack_f16,
     shared,
@@ -33,11 +35,13 @@ from ...ptx import (
     store_float,
     store_int,
     store_shared,
+    store_shared2,
     store_shared_int,
     store_short,
     thread,
+    warp_barrier,
 )
-from ..common.common import store_quantized, warp_maximum, warp_sum
+from ..common.common import quotient, store_quantized, warp_maximum, warp_sum
 from .scores import NO_MAXIMUM
 
 G = VD = VP = WARPS = SINKS = EMIT = 0  # constants: see `simt.simt_attention`
@@ -59,17 +63,18 @@ class SplitOutput(KernelArguments):
 
 
 @device
-def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
+def merge_splits(row, head, split, splits, sinks, output: SplitOutput, of_warp, of_head):
     """Merge the results that the warps of this block have left in shared memory, then those of all blocks.
 
-    Shared memory holds float32 [WARPS, G, VP + 2]: for each warp and head VP sums of probability · value, the
-    maximum of the scores, and the sum of the probabilities. `head` is the first head of the block; `splits`
-    is the number of blocks (grid y) that have a part of the row's context, `split` the number of this one.
+    Shared memory holds for each warp and head VP sums of probability · value, the maximum of the scores, and
+    the sum of the probabilities, in float32; a warp has `of_warp` bytes of it, and each head `of_head` of
+    these. Behind them there must be room for float32 [G, VP] and a word. `head` is the first head of the
+    block; `splits` is the number of blocks (grid y) that have a part of the row's context, `split` the number
+    of this one.
     """
-    lane = thread() & 31
-    warp = shift_right(thread(), 5)
     barrier()
-    flag = shared() + 4 * WARPS * G * (VP + 2)
+    results = shared() + WARPS * of_warp
+    flag = results + 4 * G * VP
     if PLANNED:  # in numbers, from split to split, and from head to head
         split_stride = output.heads * (VP + 4)
         head_stride = VP + 4
@@ -79,43 +84,68 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
         head_stride = blocks_y() * (VP + 4)
         first = output.partials + 4 * (row * output.heads + head) * blocks_y() * (VP + 4)
     part = first + 4 * split * split_stride
-    for i in range(thread(), G * VP, 32 * WARPS):
-        g = div_u32(i, VP)
+    for i in range(2 * thread(), G * VP, 64 * WARPS):  # two dimensions a thread
+        g = quotient(i, VP)
         dim = i - g * VP
         highest = NO_MAXIMUM
         for m in static(WARPS):
-            highest = maximum(highest, load_shared(shared() + 4 * ((m * G + g) * (VP + 2) + VP)))
+            highest = maximum(highest, load_shared(shared() + m * of_warp + g * of_head + 4 * VP))
         sum_ = 0.0
-        value = 0.0
+        value = registers(2, 0.0)
         for m in static(WARPS):
-            at = shared() + 4 * (m * G + g) * (VP + 2)
+            at = shared() + m * of_warp + g * of_head
             share = exp2(load_shared(at + 4 * VP) - highest)
             sum_ = sum_ + share * load_shared(at + 4 * VP + 4)
-            value = value + share * load_shared(at + 4 * dim)
+            x = registers(2)
+            x[0], x[1] = load_shared_int2(at + 4 * dim)
+            for j in static(2):
+                value[j] = value[j] + share * as_float(x[j])
         if splits == 1:
             if SINKS:
                 sink = load_constant(sinks + 4 * (head + g))
                 above = maximum(highest, sink)
-                value = value * exp2(highest - above)
+                for j in static(2):
+                    value[j] = value[j] * exp2(highest - above)
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
-            store_result(output, row, head + g, dim, div_f32(value, sum_))
+            inverse = div_f32(1.0, sum_)
+            store_shared2(results + 4 * i, value[0] * inverse, value[1] * inverse)
         else:
             to = part + 4 * g * head_stride
-            store_float(to + 4 * dim, value)
+            for j in static(2):
+                store_float(to + 4 * (dim + j), value[j])
             if dim == 0:
                 store_float(to + 4 * VP, highest)
                 store_float(to + 4 * VP + 4, sum_)
-    if splits == 1:
-        return
-    fence()
-    barrier()
+    if splits > 1:
+        if merge_blocks(row, head, splits, first, head_stride, split_stride, sinks, output, flag) == 0:
+            return
+        results = shared() + 8 * G * splits
+    warp_barrier()
+    for start in range(2 * (thread() & -32), G * VP, 64 * WARPS):
+        for j in static(2):
+            i = start + 32 * j + (thread() & 31)
+            if i < G * VP:
+                g = quotient(i, VP)
+                store_result(output, row, head + g, i - g * VP, load_shared(results + 4 * i))
+
+
+@device
+def merge_blocks(row, head, splits, first, head_stride, split_stride, sinks, output: SplitOutput, flag):
+    """Merge the results of all blocks, if this block is the last one of a row, into shared memory behind the
+    first 8 · G · splits bytes; otherwise returns 0.
+    """
+    lane = thread() & 31
+    warp = shift_right(thread(), 5)
     counter = output.counters + 4 * (row * blocks_x() + block_x())
-    if thread() == 0:
-        store_shared_int(flag, atomic_add(counter, 1))
+    barrier()
+    if thread() == 0:  # a barrier and a fence of one thread order the accesses of all
+        fence()
+        before = atomic_add(counter, 1)
+        fence()
+        store_shared_int(flag, before)
     barrier()
     if load_shared_int(flag) != splits - 1:
-        return
-    fence()
+        return 0
     if thread() == 0:
         store_int(counter, 0)
     for i in range(thread(), G * splits, 32 * WARPS):
@@ -138,13 +168,13 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
                 sum_ = exp2(sink - highest)
         for m in range(lane, splits, 32):
             sum_ = sum_ + exp2(load_shared(sums + 8 * m) - highest) * load_shared(sums + 8 * m + 4)
-        sum_ = warp_sum(sum_)
+        inverse = div_f32(1.0, warp_sum(sum_))
         for m in range(lane, splits, 32):
-            store_shared(sums + 8 * m, div_f32(exp2(load_shared(sums + 8 * m) - highest), sum_))
+            store_shared(sums + 8 * m, exp2(load_shared(sums + 8 * m) - highest) * inverse)
     barrier()
     results = shared() + 8 * G * splits
     for i in range(4 * thread(), G * VP, 128 * WARPS):
-        g = div_u32(i, VP)
+        g = quotient(i, VP)
         source = first + 4 * (g * head_stride + i - g * VP)
         value = registers(4, 0.0)
         for start in range(0, splits, 8):
@@ -163,9 +193,7 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
         for j in static(4):
             store_shared(results + 4 * (i + j), value[j])
     barrier()
-    for i in range(thread(), G * VP, 32 * WARPS):
-        g = div_u32(i, VP)
-        store_result(output, row, head + g, i - g * VP, load_shared(results + 4 * i))
+    return 1
 
 
 @device

@@ -114,11 +114,10 @@ def all_reduce_few(args: FewRowsArguments):
         launch_dependents()
     total = 0.0
     at = args.x.address + block_y() * args.x.stride + 4 * i
-    if not SENT:
-        if PDL:
-            wait_for_grid()
-        if i < args.width:
-            send(*sent[()], block_y(), i, load_float(at), args.sums)
+    if PDL:
+        wait_for_grid()  # with SENT, too: threads that look for values take time from the product in front
+    if not SENT and i < args.width:
+        send(*sent[()], block_y(), i, load_float(at), args.sums)
     if i < args.width:
         for j in static(CARDS):
             value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
@@ -137,11 +136,8 @@ def all_reduce_few(args: FewRowsArguments):
         if lane == 0:
             store_float(args.out_partials + 4 * (block_y() * blocks + shift_right(i, 5)), squares)
         store_quantized(args.codes, blocks, block_y(), i, total * weight)
-    if PDL:
-        if SENT:
-            wait_for_grid()
-        if SHARED:
-            launch_dependents()
+    if PDL and SHARED:
+        launch_dependents()
 
 
 class ManyRowsArguments(KernelArguments):

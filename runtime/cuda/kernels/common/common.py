@@ -7,6 +7,8 @@ from __future__ import annotations
 from ...compile.stage import device
 from ...ptx import (
     absolute,
+    as_float,
+    as_int,
     bits_and,
     div_f32,
     exp2,
@@ -22,6 +24,8 @@ from ...ptx import (
     to_float,
     to_int,
     wait_for_grid,
+    warp_max_u32,
+    warp_sum_s32,
 )
 
 # Values of KIND: the activation functions.
@@ -31,6 +35,13 @@ SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)
 # ALPHA are the parameters of `CLIPPED`: see `ops.MoE`.
 KIND = TOKENS = PDL = 0
 LIMIT = ALPHA = 0.0
+
+
+@device
+def quotient(i, n):
+    """i // n of a constant n, for i below 4096 and n of up to 256: without the division, which the assembler
+    does not turn into a product."""
+    return shift_right(multiply_add(i, (1048575 + n) // n, 0), 20)
 
 
 @device
@@ -142,7 +153,9 @@ def store_quantized(codes, blocks, token, i, value):
         planes 4 … 7        [blocks / 4][TOKENS]: float32 of four blocks: d; d · (sum of the codes); the same
                             for the first half of each block; for the second half
     """
-    peak = warp_maximum(absolute(value))
+    peak = as_float(
+        warp_max_u32(as_int(absolute(value)))
+    )  # floats without a sign are in the order of their bits
     inverse = 0.0
     if peak > 0.0:
         inverse = div_f32(32512.0, peak)
@@ -152,21 +165,20 @@ def store_quantized(codes, blocks, token, i, value):
     to = to + 4 * bits_and(shift_right(i, 4), 1) + bits_and(i, 3)
     store_byte(to, (code + 128) >> 8)
     store_byte(to + 8, code)
-    half = to_float(code) + value * 0.0  # NaN stays NaN
-    half = half + shuffle_xor(half, 1)
-    half = half + shuffle_xor(half, 2)
-    half = half + shuffle_xor(half, 4)
-    half = half + shuffle_xor(half, 8)
-    other = shuffle_xor(half, 16)
-    d = peak * 3.0757874015748033e-05 + (half + other) * 0.0  # 1 / 32512
+    below = code
+    if (thread() & 16) != 0:
+        below = 0
+    half = to_float(warp_sum_s32(below))
+    total = to_float(warp_sum_s32(code))
+    d = peak * 3.0757874015748033e-05 + peak * 0.0  # 1 / 32512; NaN for infinity
     if (thread() & 31) == 0:
         plane = scale_plane_bytes(blocks)
         to = codes + 4 * code_plane_bytes(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
         to = to + 4 * bits_and(block, 3)
         store_float(to, d)
-        store_float(to + plane, d * (half + other))
+        store_float(to + plane, d * total)
         store_float(to + 2 * plane, d * half)
-        store_float(to + 3 * plane, d * other)
+        store_float(to + 3 * plane, d * (total - half))
 
 
 @device

@@ -11,7 +11,17 @@ from kukri.runtime.cuda.kernels.attention.decode import DecodeAttentionArguments
 from kukri.runtime.cuda.kernels.attention.mla import MLAArguments, mla_attention
 from kukri.runtime.cuda.kernels.attention.mla_merge import MergeArguments, mla_merge_splits
 from kukri.runtime.cuda.kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
-from kukri.runtime.cuda.kernels.attention.prepare_qk import PrepareArguments, QKPreparation, prepare_qk
+from kukri.runtime.cuda.kernels.attention.prefill_sm90 import (
+    WidePrefillAttentionArguments,
+    prefill_attention_sm90,
+    shared_bytes,
+)
+from kukri.runtime.cuda.kernels.attention.prepare_qk import (
+    PrepareArguments,
+    QKPreparation,
+    prepare_qk,
+    rope_angles,
+)
 from kukri.runtime.cuda.kernels.attention.scores import ScoreArguments
 from kukri.runtime.cuda.kernels.attention.simt import SimtAttentionArguments, simt_attention
 from kukri.runtime.cuda.kernels.attention.split_kv_merge import SplitOutput
@@ -149,16 +159,17 @@ def test_simt_attention(splits, length, dims, lanes, window, softcap, sinks, bit
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dims", "heads", "stages", "splits", "window", "softcap", "sinks", "bits"),
+    ("dims", "heads", "stages", "splits", "window", "softcap", "sinks", "bits", "alone"),
     [
-        (64, 4, 3, 1, 0, 0.0, 0, 16),
-        (32, 24, 2, 3, 37, 0.0, 1, 16),
-        (48, 2, 3, 2, 0, 2.0, 0, 16),
-        (64, 4, 3, 3, 100, 0.0, 1, 8),
-        (32, 6, 3, 2, 0, 0.0, 0, 4),
+        (64, 4, 3, 1, 0, 0.0, 0, 16, 0),
+        (32, 24, 2, 3, 37, 0.0, 1, 16, 0),
+        (48, 2, 3, 2, 0, 2.0, 0, 16, 4),
+        (64, 4, 3, 3, 100, 0.0, 1, 8, 0),
+        (64, 4, 3, 3, 100, 0.0, 1, 8, 4),
+        (32, 6, 3, 2, 0, 0.0, 0, 4, 5),
     ],
 )
-def test_decode_attention(dims, heads, stages, splits, window, softcap, sinks, bits):
+def test_decode_attention(dims, heads, stages, splits, window, softcap, sinks, bits, alone):
     rng, kv_heads, position = np.random.default_rng(0), 2, 150
     keys, values = (rng.standard_normal((3, kv_heads, 64, dims)).astype(np.float16) for _ in range(2))
     keys[1, :, 150 % 64 + 1 :] = values[1, :, 150 % 64 + 1 :] = np.nan if bits == 16 else 0
@@ -171,7 +182,7 @@ def test_decode_attention(dims, heads, stages, splits, window, softcap, sinks, b
     constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
     constants |= {"CHUNKS": 1, "PAGE": 6, "SWIZZLE": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
     constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
-    constants |= {"SINGLE_ROW": int(splits > 1), "PREPARE": 0}
+    constants |= {"SINGLE_ROW": int(splits > 1), "PREPARE": 0, "ALONE": alone}
     arguments = DecodeAttentionArguments(
         q=matrix(q),
         cache=paged_cache(keys_held, values_held, table, zero, at),
@@ -196,13 +207,37 @@ def test_decode_attention(dims, heads, stages, splits, window, softcap, sinks, b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize(
-    ("dims", "norms", "rope", "bits", "position"),
-    [(64, (1, 2), 1, 16, 150), (48, (0, 0), 1, 16, 15), (32, (2, 1), 0, 8, 63), (32, (0, 0), 1, 4, 16)],
+    ("dims", "norms", "rope", "position", "more"),
+    [
+        (64, (1, 2), "halves", 150, {}),
+        (48, (0, 0), "halves", 15, {}),
+        (32, (2, 1), "", 63, {}),
+        (32, (0, 0), "neighbours", 16, {"SINKS": 1}),
+        (
+            64,
+            (1, 1),
+            "halves",
+            127,
+            {"ALONE": 4, "EMIT": 1},
+        ),  # as many tiles as one block takes, and one more
+        (64, (1, 1), "halves", 128, {"ALONE": 4, "EMIT": 1, "SINKS": 1}),
+        (32, (1, 0), "neighbours", 100, {"G": 12, "ALONE": 4, "WINDOW": 1}),
+        (96, (0, 1), "a part", 150, {"ALONE": 5, "SOFTCAP": 1}),
+        (32, (0, 0), "halves", 170, {"ALONE": 2, "WINDOW": 1, "STAGES": 2}),
+        (32, (1, 1), "halves", 0, {"G": 1, "ALONE": 4, "STAGES": 4}),
+    ],
 )
-def test_a_single_row_prepared(dims, norms, rope, bits, position):
+def test_a_single_row_prepared(dims, norms, rope, position, more, bits):
     """Norms, rotation and cache where attention is: the same as with a launch of its own in front."""
-    rng, heads, kv_heads, splits = np.random.default_rng(1), 6, 2, 2
+    if bits < 16 and dims % 32:
+        pytest.skip("a cache in codes has whole groups of 32 dimensions")
+    group = {"G": 3, "VD": dims, "VP": dims, "WARPS": 2, "CHUNKS": 1, "STAGES": 3, "ALONE": 0, "TOKENS": 1}
+    group |= {"SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0, **more}
+    group["SWIZZLE"] = min(8, dims // 8 & -(dims // 8)) - 1
+    rng, kv_heads, splits, window = np.random.default_rng(1), 2, 2, 70
+    heads, pairs = group["G"] * kv_heads, dims // (4 if rope == "a part" else 2)
     shape = (3, kv_heads, 64, dims)
     held = [quantised(rng.standard_normal(shape).astype(np.float16), bits)[0] for _ in range(2)]
     if bits == 16:  # the new token's place
@@ -210,29 +245,33 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
         held[1][[2, 0, 1][position // 64], :, position % 64] = np.nan
     fresh = [rng.standard_normal((1, n * dims)).astype(np.float32) for n in (heads, kv_heads, kv_heads)]
     weights = [rng.standard_normal(n * dims).astype(np.float32) for n in (heads, kv_heads)]
-    angles = rng.standard_normal((1, dims)).astype(np.float32)
+    angles = np.full((1, 2 * pairs), np.nan, np.float32)
+    frequencies, sink = (rng.random(n).astype(np.float32) for n in (pairs, heads))
     table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
     cache = {"HD": dims, "DP": dims, "KV": bits, "PAGE": 6, "PDL": 0}
-    before = {"Q_NORM": norms[0], "K_NORM": norms[1], "ROPE": rope, "INTERLEAVED": 0, "INVERSE_HD": 1 / dims}
-    group = {"G": heads // kv_heads, "VD": dims, "VP": dims, "WARPS": 2, "CHUNKS": 1, "STAGES": 3}
-    group |= {
-        "SWIZZLE": min(8, dims // 8 & -(dims // 8)) - 1,
-        "SOFTCAP": 0,
-        "SINKS": 0,
-        "WINDOW": 0,
-        "EMIT": 0,
-    }
+    before = {"Q_NORM": norms[0], "K_NORM": norms[1], "ROPE": int(rope != ""), "INVERSE_HD": 1 / dims}
+    before["INTERLEAVED"] = int(rope == "neighbours")
+    tiles = position // 16 + 1 - (max(0, position - window + 1) // 16 if group["WINDOW"] else 0)
     results = []
     for together in (0, 1):
         q, k, v = (b.copy() for b in fresh)
         keys, values = (h.copy() for h in held)
         out, counters = np.full((1, heads * dims), np.nan, np.float32), np.zeros(kv_heads, np.int32)
         partials = np.full((heads, splits, dims + 4), np.nan, np.float32)
+        codes = empty(heads * dims, 1)
         pages = paged_cache(keys, values, table, zero, at)
         preparation = QKPreparation(
-            q_norm=weights[0], k_norm=weights[1], eps=1e-5, pairs=dims // 2, angles=angles
+            q_norm=weights[0],
+            k_norm=weights[1],
+            eps=1e-5,
+            pairs=pairs,
+            angles=angles,
+            frequencies=frequencies,
+            factor=1.25,
         )
         if not together:
+            turns = [at, frequencies, 0, pairs, 1.25, *matrix(angles)]
+            run(rope_angles, {"PDL": 0}, (1, 1), 128, turns)
             arguments = PrepareArguments(
                 q=matrix(q),
                 k=matrix(k),
@@ -244,23 +283,32 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
                 kv_heads=kv_heads,
             )
             constants = cache | before | {"WARPS": 2, "LATENT": 0}
-            run(prepare_qk, constants, (5, 1), 64, arguments, 4 * 2 * dims)
+            grid = (-(-(heads + 2 * kv_heads) // 2), 1)
+            run(prepare_qk, constants, grid, 64, arguments, 4 * 2 * dims)
         constants = cache | group | before | {"SINGLE_ROW": together, "PREPARE": together}
         arguments = DecodeAttentionArguments(
             q=matrix(q),
             cache=pages,
-            scores=ScoreArguments(scale=0.2, softcap=0.0, window=0, sinks=0),
-            output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=0, heads=heads),
+            scores=score_arguments(2.0 if group["SOFTCAP"] else 0.0, window, sink, 0.2),
+            output=SplitOutput(
+                partials=partials, counters=counters, out=matrix(out), codes=codes, heads=heads
+            ),
             kv_heads=kv_heads,
             k=k,
             v=v,
             preparation=preparation,
         )
         run(decode_attention, constants, (kv_heads, splits, 1), 64, arguments, 65536)
-        results.append((out, keys, values))
+        assert not counters.any()
+        alone = group["ALONE"] * 2 if group["ALONE"] else 2
+        assert np.isnan(partials).all() == (tiles <= alone)
+        results.append((out, keys, values, codes))
     for expected, got in zip(*results, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert np.isfinite(results[1][0]).all()
+    if group["EMIT"]:
+        read = dequantized(results[1][3], heads * dims, 1, 1)[0]
+        np.testing.assert_allclose(read, results[1][0], rtol=1e-3, atol=1e-3)
 
 
 def test_simt_attention_latent():
@@ -409,35 +457,91 @@ def test_mla_of_a_prompt(heads, first, m_tiles, tokens, warps, window, sinks):
     case.check()
 
 
+class PromptCase:
+    """Keys and values of pages of one sequence, and the last rows of it."""
+
+    def __init__(self, first, rows, heads, kv_heads, dims, window, softcap, sinks, bits):
+        rng = np.random.default_rng(0)
+        self.first, self.rows, self.heads, self.dims, self.window = first, rows, heads, dims, window
+        self.softcap, self.sinks, self.group = softcap, sinks, heads // kv_heads
+        pages = -(-(first + rows) // 64)
+        shape = (pages, kv_heads, 64, dims)
+        keys, values = (rng.standard_normal(shape).astype(np.float16) for _ in range(2))
+        (self.keys_held, self.keys), (self.values_held, self.values) = (
+            quantised(x, bits) for x in (keys, values)
+        )
+        self.q = rng.standard_normal((rows, heads * dims)).astype(np.float32)
+        self.table = rng.permutation(pages).astype(np.int32)[None]
+        self.sequences, self.positions = (
+            np.zeros(rows, np.int32),
+            np.arange(first, first + rows, dtype=np.int32),
+        )
+        self.sink = rng.standard_normal(heads).astype(np.float32)
+        self.out = np.full((rows, heads * dims), np.nan, np.float32)
+        self.constants = {"HD": dims, "GROUP": self.group, "KV": bits, "DP": dims, "PAGE": 6, "PDL": 0}
+        self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
+        self.arguments = {
+            "q": matrix(self.q),
+            "cache": paged_cache(
+                self.keys_held, self.values_held, self.table, self.sequences, self.positions
+            ),
+            "scores": score_arguments(softcap, window, self.sink),
+            "out": matrix(self.out),
+            "rows": rows,
+            "kv_heads": kv_heads,
+        }
+
+    def check(self, out, every=11):
+        for row in range(0, self.rows, every):
+            at = self.first + row
+            seen = np.arange(max(0, at - self.window + 1) if self.window else 0, at + 1)
+            for h in range(self.heads):
+                k, v = (
+                    x[self.table[0, seen // 64], h // self.group, seen % 64].astype(np.float64)
+                    for x in (self.keys, self.values)
+                )
+                ours = slice(h * self.dims, (h + 1) * self.dims)
+                scores = 0.3 * k @ self.q[row, ours]
+                weights = np.exp(self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores)
+                expected = weights @ v / (weights.sum() + (np.exp(self.sink[h]) if self.sinks else 0))
+                np.testing.assert_allclose(out[row, ours], expected, rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])
 def test_prefill_attention(window, softcap, sinks, bits):
-    rng, heads, dims, first, rows = np.random.default_rng(0), 2, 64, 70, 67
-    keys, values = (rng.standard_normal((4, 1, 64, dims)).astype(np.float16) for _ in range(2))
-    (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
-    q = rng.standard_normal((rows, heads * dims)).astype(np.float32)
-    table, sequences = np.array([[2, 0, 1]], np.int32), np.zeros(rows, np.int32)
-    positions = np.arange(first, first + rows, dtype=np.int32)
-    sink = rng.standard_normal(heads).astype(np.float32)
-    out = np.full((rows, heads * dims), np.nan, np.float32)
-    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "SWIZZLE": 7}
-    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "PDL": 0}
-    constants |= {"Q_IN_REGISTERS": int(bits == 16)}
-    arguments = PrefillAttentionArguments(
-        q=matrix(q),
-        cache=paged_cache(keys_held, values_held, table, sequences, positions),
-        scores=score_arguments(softcap, window, sink),
-        out=matrix(out),
-        rows=rows,
-        kv_heads=1,
-    )
-    run(prefill_attention, constants, (2, heads), 128, arguments, 640 * dims)
-    for row in range(0, rows, 11):
-        at = first + row
-        seen = np.arange(max(0, at - window + 1) if window else 0, at + 1)
-        k, v = (x[table[0, seen // 64], 0, seen % 64].astype(np.float64) for x in (keys, values))
-        for h in range(heads):
-            scores = 0.3 * k @ q[row, h * dims : (h + 1) * dims]
-            weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
-            expected = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
-            np.testing.assert_allclose(out[row, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)
+    case = PromptCase(70, 67, 2, 1, 64, window, softcap, sinks, bits)
+    constants = case.constants | {"SWIZZLE": 7, "Q_IN_REGISTERS": int(bits == 16)}
+    run(prefill_attention, constants, (2, 2), 128, PrefillAttentionArguments(**case.arguments), 640 * 64)
+    case.check(case.out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "rows", "heads", "kv_heads", "dims", "window", "softcap", "sinks", "bits"),
+    [
+        (70, 67, 4, 2, 64, 0, 0.0, 0, 16),
+        (200, 100, 4, 2, 128, 0, 0.0, 0, 16),
+        (300, 67, 2, 1, 64, 150, 1.5, 1, 8),
+        (0, 140, 3, 1, 64, 0, 0.0, 1, 4),
+        (250, 20, 1, 1, 128, 30, 0.0, 0, 16),
+        (0, 30, 2, 2, 64, 0, 0.0, 0, 16),
+        (200, 70, 2, 1, 256, 0, 0.0, 0, 16),
+        (90, 40, 1, 1, 256, 70, 0.0, 0, 8),
+    ],
+)
+def test_prefill_attention_sm90(first, rows, heads, kv_heads, dims, window, softcap, sinks, bits):
+    case = PromptCase(first, rows, heads, kv_heads, dims, window, softcap, sinks, bits)
+    together = 2 if case.group % 2 == 0 else 1
+    grid = heads // together, -(-rows // (128 // together))
+    for emits in (0, 1):
+        halves = np.full(case.out.shape, np.nan, np.float16)
+        arguments = WidePrefillAttentionArguments(**case.arguments, halves=matrix(halves))
+        constants = case.constants | {"HEADS": together, "HALVES": emits}
+        stages = 5 if dims <= 128 else 2
+        constants |= {"STAGES": stages, "TURNS": emits if stages > 2 else 0}
+        run(prefill_attention_sm90, constants, grid, 256, arguments, shared_bytes(dims, stages))
+    case.check(case.out)
+    # Column 4s + j + 2k of 16 has become 8j + 2s + k.
+    back = halves.reshape(rows, -1, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(rows, -1)
+    np.testing.assert_array_equal(back, case.out.astype(np.float16))
