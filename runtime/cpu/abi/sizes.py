@@ -75,7 +75,7 @@ def matrix_tile_bytes(width: int, max_rows: int) -> int:
 
 
 def tile_gemm_scratch_bytes() -> int:
-    """Scratch bytes a thread: the unit's own, two chunks of unpacked weights, sums of PAIRS pairs of panels."""
+    """Scratch bytes a thread: the unit's own, two chunks of unpacked weights, sums of PAIRS pairs."""
     return UNIT_BYTES + 2 * GROUPS * STEP_BYTES + PAIRS * BLOCKS * SUM_BYTES
 
 
