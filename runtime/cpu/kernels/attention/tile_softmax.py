@@ -17,7 +17,7 @@ from ...abi.tile_scratch import RUN, RUNS, TileScratch
 from ...simd.amx_operands import row_maxima, store_split
 from ...simd.amx_sizes import ROWS, TILE
 from ...simd.dot16 import keep_lanes, load_i64
-from ...simd.exp2 import exp2, flushed_coarse_exp2, flushed_exp2
+from ...simd.exp2 import bfloat_exp2, exp2, flushed_exp2
 from ...simd.tile_sizes import GROUP
 from ..common.vector_math import constant
 from .softmax import LOWEST, capped
@@ -86,8 +86,8 @@ def update_tile(a: Any, m: TileScratch, tile: int, first: int, runs: int, parts:
             if parts == 2:
                 p, other = flushed_exp2(loadv_f32(j) - origin), flushed_exp2(loadv_f32(j + TILE) - origin)
             else:
-                p = flushed_coarse_exp2(loadv_f32(j) - origin)
-                other = flushed_coarse_exp2(loadv_f32(j + TILE) - origin)
+                p = bfloat_exp2(loadv_f32(j) - origin)
+                other = bfloat_exp2(loadv_f32(j + TILE) - origin)
             total = total + (p + other)
             store_split(to, rest, p, other)
             to += TILE

@@ -42,8 +42,10 @@ from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
 # Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
-# more lines at a time than the L1 cache (docs/performance.md).
-AHEAD, early = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
+# more lines at a time than the L1 cache; formats of small blocks gain from a second prefetch into that, NEAR
+# bytes ahead (docs/performance.md).
+AHEAD, early = (32768, prefetch_far) if LANES == 16 else (4096, prefetch)
+NEAR = 1024 if LANES == 16 else 0
 STATS_BYTES = 4 * GROUP_STATS
 
 
@@ -133,11 +135,14 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
     `end` is the address behind the thread's part of the matrix.
     """
     stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
+    near = panel + NEAR
     for g in range(a.n_blocks):
         ahead = min(ahead, last)
         for line in range(0, group_bytes, 64):
             early(ahead + line)
-        ahead += group_bytes
+            if NEAR > 0:
+                prefetch(near + line)
+        ahead, near = ahead + group_bytes, near + group_bytes
         acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
 

@@ -45,7 +45,7 @@ from kukri.quant.jit.simd.memory import (
 )
 from kukri.quant.jit.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
 from kukri.runtime.cpu.simd.dot8 import Codes, code_offset, dot, lookup16
-from kukri.runtime.cpu.simd.exp2 import flushed_coarse_exp2, flushed_exp2
+from kukri.runtime.cpu.simd.exp2 import bfloat_exp2, flushed_exp2
 
 RNG = np.random.default_rng(7)
 
@@ -367,14 +367,24 @@ def test_powers_of_two_that_flush_to_zero():
     def fine(source, out):
         storev_f32(out, flushed_exp2(loadv_f32(source)))
 
-    def coarse(source, out):
-        storev_f32(out, flushed_coarse_exp2(loadv_f32(source)))
-
     wanted = np.where(x < -126, 0, np.exp2(x.astype(np.float64)))
-    for function, tolerance in ((fine, 2e-7), (coarse, 4e-6)):
-        found = unary(function, x)
-        np.testing.assert_allclose(found, wanted, rtol=tolerance)
-        assert (found[x < -126] == 0).all()
+    found = unary(fine, x)
+    np.testing.assert_allclose(found, wanted, rtol=2e-7)
+    assert (found[x < -126] == 0).all()
+
+
+@pytest.mark.skipif(LANES != 16, reason="vectors of 16 lanes are those beside matrix tiles")
+@pytest.mark.parametrize("low", [-0.999, -3, -125, -1e4])
+def test_powers_of_two_for_bfloat16(low):
+    def power(source, out):
+        storev_f32(out, bfloat_exp2(loadv_f32(source)))
+
+    x = np.linspace(low, 0, LANES).astype(np.float32)
+    x[:2] = -np.inf, np.nan
+    found = unary(power, x)
+    np.testing.assert_allclose(found, np.exp2(x.astype(np.float64)), rtol=9e-5, atol=1.2e-38)
+    assert found[-1] == 1
+    assert found[0] == 0
 
 
 def test_kernel_called_by_address():
