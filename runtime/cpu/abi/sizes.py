@@ -75,8 +75,8 @@ def matrix_tile_bytes(width: int, max_rows: int) -> int:
 
 
 def tile_gemm_scratch_bytes() -> int:
-    """Scratch bytes a thread: the unit's own, unpacked weights, and the sums of PAIRS pairs of panels."""
-    return UNIT_BYTES + GROUPS * STEP_BYTES + PAIRS * BLOCKS * SUM_BYTES
+    """Scratch bytes a thread: the unit's own, two chunks of unpacked weights, sums of PAIRS pairs."""
+    return UNIT_BYTES + 2 * GROUPS * STEP_BYTES + PAIRS * BLOCKS * SUM_BYTES
 
 
 def embed_scratch_bytes() -> int:

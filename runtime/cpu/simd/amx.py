@@ -65,6 +65,9 @@ class TileUnit(Protocol):
     def load(self, builder: Any, state: Any, tile: int, address: Any) -> None:
         """Load a register from TILE bytes."""
 
+    def load_once(self, builder: Any, state: Any, tile: int, address: Any) -> None:
+        """The same for memory that had better not displace what is in the L1 cache."""
+
     def store(self, builder: Any, state: Any, tile: int, address: Any) -> None:
         """Store a register to TILE bytes."""
 
@@ -103,6 +106,10 @@ class _Amx:
         pointer, stride = self._pointer(builder, address), ir.Constant(I64, 64)
         call(builder, "llvm.x86.tileloadd64", VOID, self._number(tile), pointer, stride)
 
+    def load_once(self, builder: Any, state: Any, tile: int, address: Any) -> None:
+        pointer, stride = self._pointer(builder, address), ir.Constant(I64, 64)
+        call(builder, "llvm.x86.tileloaddt164", VOID, self._number(tile), pointer, stride)
+
     def store(self, builder: Any, state: Any, tile: int, address: Any) -> None:
         pointer, stride = self._pointer(builder, address), ir.Constant(I64, 64)
         call(builder, "llvm.x86.tilestored64", VOID, self._number(tile), pointer, stride)
@@ -127,8 +134,9 @@ class TileFunctions(NamedTuple):
     multiply_first: Any  # (state, x, w): the same for the first tile of rows alone
 
 
-def tile_functions(unit: TileUnit) -> TileFunctions:
-    """The functions whose instructions a unit emits."""
+def tile_functions(unit: TileUnit, rows_once: bool = False) -> TileFunctions:
+    """The functions whose instructions a unit emits; `rows_once`: tiles of rows are loaded by `load_once`."""
+    load_rows = unit.load_once if rows_once else unit.load
     number, nothing = types.int64, types.none
 
     @instruction(nothing, number)
@@ -156,7 +164,7 @@ def tile_functions(unit: TileUnit) -> TileFunctions:
 
     def add_products(builder: Any, state: Any, rows: list, w: Any) -> None:
         for i, x in enumerate(rows):
-            unit.load(builder, state, X[i], x)
+            load_rows(builder, state, X[i], x)
         for i in range(2):
             unit.load(builder, state, W[i], beside(builder, w, i * TILE))
         for i in range(len(rows)):

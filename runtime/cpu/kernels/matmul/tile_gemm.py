@@ -5,7 +5,9 @@ weights and activations rounded to bfloat16, products and sums in float32. For w
 activations are split in two bfloat16, and weights in fp16 too; the products of both rests are dropped (2⁻¹⁶).
 
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
-bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit
+bfloat16 that stays near, a chunk, and multiplies it with all its blocks of rows. While the unit for tiles is
+at that, the rest of the core unpacks the following chunk, prefetches the one after that, and writes outputs
+whose sums are complete, a little after each step. Where the rows do not fit
 into the L2 cache, PAIRS pairs meet one part of their columns before the next, and their sums are kept
 meanwhile. Blocks of rows are split as far as that keeps a thread's rows in its cache, or there are too few
 pairs of panels for all threads; then some pairs and a split are a task, and threads draw tasks one by one,
@@ -14,7 +16,7 @@ since processors are not always equally fast. The order of sums does not depend 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import loadv_f32, prefetch, storev_f32
@@ -38,41 +40,17 @@ from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.access import step_at
 from ..common.partition import partition, partition_rows, rows_within
+from ..common.tile_places import Block, Chunk, Matrix, Place, end_tasks, next_place, row_blocks
 from ..common.vector_math import constant
 from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
 from .quantize import quantize_at
-from .tile_weights import TILE_KINDS, unpack_tile
+from .tile_weights import TILE_KINDS, prefetch_group, unpack_tile
 
 MIN_BLOCKS = 4  # blocks of rows that an unpacked pair of panels should at least be multiplied with
 # Threads from which on activations are prefetched: a quarter faster where two threads share each core, 7 %
 # slower where they do not (docs/performance.md).
 BUSY = 8
 TASKS = 4  # tasks for each thread at least, if that is possible
-
-
-class Matrix(NamedTuple):
-    """A matrix, and the rows that it is multiplied with."""
-
-    weights: int  # address of its panels
-    bias: int  # byte offset of its bias in `a.bias`
-    first: int  # number of the first tile of rows
-    last: int  # number behind the last one
-    end_row: int  # number behind the last row, in the last tile
-    busy: bool  # whether other threads may keep the core's other half busy
-
-
-@jit
-def row_blocks(tiles: int) -> int:
-    """Blocks of BLOCK_ROWS rows that so many tiles of ROWS rows make."""
-    return (tiles + 1) // 2
-
-
-@jit
-def end_tasks(a: Any, s: Any, ticket: int, tasks: int) -> None:
-    """Note that a thread drew a ticket behind the last task. The last thread sets the counter back: every
-    thread draws one such ticket, and draws again only after a barrier."""
-    if ticket == tasks + s.n_threads - 1:
-        atomic_add(a.tickets, -ticket - 1)
 
 
 @kernel
@@ -102,114 +80,155 @@ def tile_rows(arguments: int, step: int, thread: int) -> None:
 
 def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
     """The kernel for one format of weights, with the instructions of a unit."""
-    begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first = tile_functions(unit)
+    begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first = tile_functions(
+        unit, rows_once=True
+    )
     floats, parts = kind.name in FLOAT_BYTES, 2 if kind.name == "F16" else 1
-    at_once = GROUPS // parts  # groups of a pair of panels that are unpacked at a time
-    rest = at_once * STEP_BYTES if parts == 2 else 0  # from unpacked weights to what they lack
+    most = GROUPS // parts  # groups in a chunk at most
+    rest = most * STEP_BYTES if parts == 2 else 0  # from unpacked weights to what they lack
 
     @jit
-    def unpack_pair(a: Any, left: int, right: int, start: int, n_groups: int, weights: int) -> None:
-        """Write n_groups groups of both panels from group number `start` on to address `weights`."""
-        for g in range(n_groups):
-            at = weights + g * STEP_BYTES
-            unpack_tile(kind, a, left, start + g, rest, at)
-            unpack_tile(kind, a, right, start + g, rest, at + TILE)
+    def unpack_tiles(a: Any, chunk: Chunk, first: int, last: int) -> None:
+        """Unpack the tiles first … last - 1 of a chunk; those of its two panels take turns."""
+        for tile in range(first, last):
+            panel = chunk.right if tile % 2 else chunk.left
+            unpack_tile(kind, a, panel, chunk.group + tile // 2, rest, chunk.at + tile * TILE)
 
     @jit
-    def add_products(state: int, x: int, second: int, n_groups: int, weights: int, busy: bool) -> None:
+    def prefetch_tile(a: Any, chunk: Chunk, tile: int) -> None:
+        """Prefetch what a tile of a chunk is unpacked from."""
+        if tile < 2 * chunk.n_groups:
+            prefetch_group(kind, a, chunk.right if tile % 2 else chunk.left, chunk.group + tile // 2)
+
+    @jit
+    def add_products(state: int, x: int, second: int, n_groups: int, weights: int) -> None:
         """Add the products of n_groups tiles of x, and of as many `second` bytes further on unless that is 0,
-        with pairs of tiles of weights to the sums in registers; `busy`: prefetch x two tiles ahead."""
-        if second and busy:
-            for _ in range(n_groups):
-                for line in range(2 * TILE, 3 * TILE, 64):
-                    prefetch(x + line)
-                    prefetch(x + second + line)
+        with pairs of tiles of weights to the sums in registers."""
+        for _ in range(n_groups):
+            if second:
                 multiply(state, x, x + second, weights)
-                x += TILE
-                weights += STEP_BYTES
-        elif second:
-            for _ in range(n_groups):
-                multiply(state, x, x + second, weights)
-                x += TILE
-                weights += STEP_BYTES
-        else:
-            for _ in range(n_groups):
+            else:
                 multiply_first(state, x, weights)
-                x += TILE
-                weights += STEP_BYTES
+            x += TILE
+            weights += STEP_BYTES
 
     @jit
-    def add_groups(
-        a: Any, m: Matrix, state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int
-    ) -> None:
-        """Add n_groups groups of the unpacked pair of panels and a block of rows to their sums.
-
-        `fresh`: sums are 0. `second` is the distance in bytes from the block's first tile to its second, 0 if
-        it has none.
-        """
-        weights = state + UNIT_BYTES
-        if fresh:
-            zero_sums(state)
-        else:
-            load_sums(state, sums)
-        add_products(state, x, second, n_groups, weights, m.busy)
-        if floats:
-            add_products(state, x + a.x_rest, second, n_groups, weights, m.busy)
-        if parts == 2:
-            add_products(state, x, second, n_groups, weights + rest, m.busy)
-        store_sums(state, sums)
-
-    @jit
-    def finish_block(a: Any, m: Matrix, pair: int, tile: int, sums: int) -> None:
-        """Write the outputs of a pair of panels and the block of rows that begins with a tile."""
-        alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
-        for t in range(min(m.end_row - tile * ROWS, BLOCK_ROWS)):
-            at = sums + t // ROWS * 2 * TILE + t % ROWS * 64
+    def finish_rows(a: Any, m: Matrix, block: Block, first: int, last: int) -> None:
+        """Write the outputs of rows first … last - 1 of a block whose sums are complete."""
+        alone = a.gate == 0 and 2 * block.pair + 1 == a.n_panels
+        for t in range(first, last):
+            at = block.sums + t // ROWS * 2 * TILE + t % ROWS * 64
             value, other = loadv_f32(at), loadv_f32(at + TILE)
-            out = a.out + (tile * ROWS + t) * a.out_stride
+            out = a.out + (block.tile * ROWS + t) * a.out_stride
             if a.gate:
-                column = pair * VECTOR
+                column = block.pair * VECTOR
                 storev_f32(out + column, gated_outputs(a, column, m.bias, value, other))
             else:
-                finish(a, out, 2 * pair * VECTOR, m.bias, 0, value)
+                finish(a, out, 2 * block.pair * VECTOR, m.bias, 0, value)
                 if not alone:
-                    finish(a, out, (2 * pair + 1) * VECTOR, m.bias, 0, other)
+                    finish(a, out, (2 * block.pair + 1) * VECTOR, m.bias, 0, other)
 
     @jit
-    def multiply_part(a: Any, m: Matrix, state: int, pair: int, start: int, end: int, slots: int) -> None:
-        """Add groups start … end - 1 of a pair of panels and all blocks of `m` to their sums at `slots`."""
+    def multiply_chunk(
+        a: Any,
+        m: Matrix,
+        state: int,
+        chunk: Chunk,
+        following: Chunk,
+        after: Chunk,
+        done: Block,
+        pair: int,
+        sums: int,
+    ) -> Block:
+        """Add the products of a chunk with all blocks of rows to their sums.
+
+        Between them, unpack the following chunk, prefetch what the one after that is unpacked from, and write
+        outputs whose sums are complete: first those of `done`, at last all but those of the returned block.
+        """
         groups, tiles = a.width // GROUP, m.last - m.first
-        left = m.weights + pair * a.pair_stride
-        alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
+        blocks, complete = row_blocks(tiles), chunk.group + chunk.n_groups == groups
+        steps, n_tiles, unpacked, credit = blocks * chunk.n_groups, 2 * following.n_groups, 0, 0
+        some = (BLOCK_ROWS + chunk.n_groups - 1) // chunk.n_groups
+        for i in range(blocks):
+            x = a.x + ((m.first + 2 * i) * groups + chunk.group) * TILE
+            second = groups * TILE if 2 * i + 1 < tiles else 0
+            if chunk.group == 0:
+                zero_sums(state)
+            else:
+                load_sums(state, sums)
+            at, weights, row = x, chunk.at, 0
+            for _ in range(chunk.n_groups):
+                if second:
+                    if m.busy:
+                        for line in range(2 * TILE, 3 * TILE, 64):
+                            prefetch(at + line)
+                            prefetch(at + second + line)
+                    multiply(state, at, at + second, weights)
+                else:
+                    multiply_first(state, at, weights)
+                at += TILE
+                weights += STEP_BYTES
+                credit += n_tiles
+                while credit >= steps:
+                    unpack_tiles(a, following, unpacked, unpacked + 1)
+                    prefetch_tile(a, after, unpacked)
+                    unpacked += 1
+                    credit -= steps
+                if row < done.rows:
+                    finish_rows(a, m, done, row, min(done.rows, row + some))
+                    row += some
+            if floats:
+                add_products(state, x + a.x_rest, second, chunk.n_groups, chunk.at)
+            if parts == 2:
+                add_products(state, x, second, chunk.n_groups, chunk.at + rest)
+            store_sums(state, sums)
+            done = Block(0, 0, 0, 0)
+            if complete:
+                tile = m.first + 2 * i
+                done = Block(pair, tile, min(BLOCK_ROWS, m.end_row - tile * ROWS), sums)
+            sums += SUM_BYTES
+        return done
+
+    @jit
+    def chunk_at(a: Any, m: Matrix, p: Place, at: int) -> Chunk:
+        """The chunk at a place, empty behind the last one."""
+        if p.some >= p.end:
+            return Chunk(0, 0, 0, 0, at)
+        size = chunk_groups(a)
+        left = m.weights + p.pair * a.pair_stride
+        alone = a.gate == 0 and 2 * p.pair + 1 == a.n_panels
         right = left if alone else left + a.second_offset
-        for group in range(start, end, at_once):
-            n_groups = min(at_once, end - group)
-            unpack_pair(a, left, right, group, n_groups, state + UNIT_BYTES)
-            for i in range(row_blocks(tiles)):
-                x = a.x + ((m.first + 2 * i) * groups + group) * TILE
-                second = groups * TILE if 2 * i + 1 < tiles else 0
-                add_groups(a, m, state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
+        return Chunk(left, right, p.chunk * size, min(size, a.width // GROUP - p.chunk * size), at)
+
+    @jit
+    def chunk_groups(a: Any) -> int:
+        """Groups in all chunks but the last one of a panel."""
+        groups = a.width // GROUP
+        n_chunks = (groups + most - 1) // most
+        return (groups + n_chunks - 1) // n_chunks
 
     @jit
     def multiply_pairs(a: Any, rows: Matrix, state: int, first_pair: int, last_pair: int) -> None:
         """The outputs of the pairs of panels first_pair … last_pair - 1 of a matrix, for its rows."""
-        groups = a.width // GROUP
-        sums = state + UNIT_BYTES + GROUPS * STEP_BYTES
+        size, buffers = chunk_groups(a), state + UNIT_BYTES
+        slots, n_chunks = buffers + 2 * GROUPS * STEP_BYTES, (a.width // GROUP + size - 1) // size
         for tile in range(rows.first, rows.last, 2 * BLOCKS):
             last = min(rows.last, tile + 2 * BLOCKS)
             m = Matrix(rows.weights, rows.bias, tile, last, rows.end_row, rows.busy)
-            blocks, part = row_blocks(m.last - m.first), groups
-            if blocks * groups * STEP_BYTES > PART_BYTES:
-                part = max(GROUPS, PART_BYTES // (blocks * STEP_BYTES) // GROUPS * GROUPS)
-            for some in range(first_pair, last_pair, PAIRS):
-                for group in range(0, groups, part):
-                    end_group = min(groups, group + part)
-                    for pair in range(some, min(last_pair, some + PAIRS)):
-                        slots = sums + (pair - some) * (BLOCKS * SUM_BYTES)
-                        multiply_part(a, m, state, pair, group, end_group, slots)
-                        if end_group == groups:
-                            for i in range(blocks):
-                                finish_block(a, m, pair, m.first + 2 * i, slots + i * SUM_BYTES)
+            part = max(1, PART_BYTES // (row_blocks(m.last - m.first) * size * STEP_BYTES))
+            here, done = Place(first_pair, first_pair, 0, last_pair), Block(0, 0, 0, 0)
+            ahead = next_place(here, part, n_chunks)
+            chunk = chunk_at(a, m, here, buffers)
+            following = chunk_at(a, m, ahead, buffers + GROUPS * STEP_BYTES)
+            unpack_tiles(a, chunk, 0, 2 * chunk.n_groups)
+            while chunk.n_groups > 0:
+                ahead = next_place(ahead, part, n_chunks)
+                after = chunk_at(a, m, ahead, chunk.at)
+                sums = slots + (here.pair - here.some) * (BLOCKS * SUM_BYTES)
+                done = multiply_chunk(a, m, state, chunk, following, after, done, here.pair, sums)
+                here = next_place(here, part, n_chunks)
+                chunk, following = following, after
+            finish_rows(a, m, done, 0, done.rows)
 
     @jit
     def multiply_dense(a: Any, s: Any, state: int, n: int, pairs: int) -> None:

@@ -61,6 +61,8 @@ class MemoryUnit:
     def load(self, builder: Any, state: Any, tile: int, address: Any) -> None:
         self._copy(builder, address, self._register(builder, state, tile))
 
+    load_once = load
+
     def store(self, builder: Any, state: Any, tile: int, address: Any) -> None:
         self._copy(builder, self._register(builder, state, tile), address)
 
