@@ -25,16 +25,22 @@ Q_SCALE = 4.0  # of random queries: scores with a deviation of 4, as peaked as t
 class MmaTuning(Tuning):
     """Prompts without wgmma."""
 
-    wide_attention = False
+    wide_attention = frozenset()
 
 
-class TogetherTuning(Tuning):
+class TurnsTuning(Tuning):
+    """With wgmma wherever the kernel can."""
+
+    wide_attention = frozenset((dims, bits) for dims in (64, 128) for bits in (16, 8, 4))
+
+
+class TogetherTuning(TurnsTuning):
     """With wgmma, and warpgroups that start their products together."""
 
     attention_turns = False
 
 
-WAYS = {"mma": MmaTuning(), "wgmma together": TogetherTuning(), "wgmma in turn": Tuning()}
+WAYS = {"mma": MmaTuning(), "wgmma together": TogetherTuning(), "wgmma in turn": TurnsTuning()}
 
 
 class PromptLayer:

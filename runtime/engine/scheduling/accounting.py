@@ -10,7 +10,9 @@ from ..timeline import StepPart
 from .batching import Rows
 
 LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
-LEAST_SHARE = 0.05  # of a step's time that its prefill rows count for
+DECODE_STEPS = 3.0  # times as long as one of decode rows alone may a step take that has prefill rows as well
+EVEN_SECONDS = 0.02  # that a step may always take: nobody sees tokens come one by one then
+GROWTH = 1.25  # of the number of prefill rows from step to step, at most
 # Weights of the newest step in the averages of step times: of one that took less than these, and of one that
 # took more, since a step may take ten times as long for what has nothing to do with its rows (a shape of step
 # that is new to a GPU, another process)
@@ -22,16 +24,19 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.costs = StepCosts()
-        self._row_seconds = 0.0  # of a prefill row
+        self._row_seconds = 0.0  # of a row in a step of prefill rows only
         self._decode_seconds = 0.0  # of a step of decode rows only
+        self._mixed_rows = 0.0  # of a step that takes as long as it may; 0: there was none yet
 
     @property
     def mixed_rows(self) -> int:
-        """Prefill rows beside decode rows: as many as take about twice as long as the decode rows alone, so
-        that the time between tokens stays even."""
+        """Prefill rows beside decode rows: so many that the time between tokens stays even. What a row costs
+        depends on how many there are, in stairs, so that the number is found by trying more and less."""
+        if self._mixed_rows:
+            return int(self._mixed_rows)
         if not self._row_seconds or not self._decode_seconds:
             return 4 * LEAST_MIXED_ROWS
-        return max(LEAST_MIXED_ROWS, int(2 * self._decode_seconds / self._row_seconds))
+        return max(LEAST_MIXED_ROWS, int((DECODE_STEPS - 1) * self._decode_seconds / self._row_seconds))
 
     def measure(self, plan: List[Rows], n_prefill: int, seconds: float) -> None:
         """Note a step of these rows, of which `n_prefill` were prefill."""
@@ -39,11 +44,17 @@ class StepTimes:
         if n_prefill == 0:
             self.costs.observe(n_rows, seconds)
             self._decode_seconds = _moved(self._decode_seconds, seconds)
-        elif n_prefill >= LEAST_MIXED_ROWS:
-            beside = self._decode_seconds if n_prefill < n_rows else 0.0
-            self._row_seconds = _moved(
-                self._row_seconds, max(seconds - beside, LEAST_SHARE * seconds) / n_prefill
-            )
+        elif n_prefill == n_rows and n_prefill >= LEAST_MIXED_ROWS:
+            self._row_seconds = _moved(self._row_seconds, seconds / n_prefill)
+        elif n_prefill < n_rows and self._decode_seconds:
+            self._adapt(n_prefill, seconds)
+
+    def _adapt(self, n_prefill: int, seconds: float) -> None:
+        """Take more or fewer prefill rows in mixed steps, behind one that had about as many as it could."""
+        most = self.mixed_rows
+        change = max(DECODE_STEPS * self._decode_seconds, EVEN_SECONDS) / seconds
+        if n_prefill >= (0.75 if change > 1 else 0.5) * most:
+            self._mixed_rows = max(LEAST_MIXED_ROWS, most * min(GROWTH, max(1 / GROWTH, change)))
 
 
 def _moved(average: float, newest: float) -> float:
