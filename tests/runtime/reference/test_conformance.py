@@ -182,7 +182,7 @@ def test_cpu_logits(cpu_case, feed, chunks):
     logits = feed(machine, PageTable(3), reference["input_ids"], chunks, known=known)[reference["rows"]]
     expected = reference["logits_full" if known and "logits_full" in reference else "logits"]
     if most_kl is not None:  # INT8 activations
-        # A token of a mixture may have two experts whose scores are 0.01 apart: rounding decides between them.
+        # A token of a mixture may have two experts whose scores are 0.01 apart, where rounding decides.
         ties = int(any(isinstance(op, MoE) for op in machine.program.ops))
         assert mean_kl(expected.astype(np.float64), logits.astype(np.float64), ties) < most_kl
     else:
