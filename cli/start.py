@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -19,7 +20,13 @@ def main() -> int:
         if isinstance(problem, RuntimeError) and not isinstance(problem.__cause__, KeyboardInterrupt):
             raise
         os._exit(EXIT_INTERRUPTED)
-    return run()
+    code = run()
+    if code == EXIT_INTERRUPTED:
+        # If Ctrl-C came while a string was executed, as making a dataclass does, Python would end the process
+        # by the signal instead of with this code, whatever has become of the exception.
+        atexit._run_exitfuncs()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":
