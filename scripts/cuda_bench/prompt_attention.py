@@ -16,9 +16,9 @@ from kukri.runtime.cuda.driver.launch import Launch
 from kukri.runtime.cuda.lowering.base import Capacity, InputAddresses
 from kukri.runtime.cuda.lowering.program import Lowering
 from kukri.runtime.cuda.lowering.tuning import Tuning
+from kukri.runtime.cuda.machine import CACHE_BITS
+from kukri.runtime.engine.cache import PAGE_SIZE
 
-PAGE = 64
-CACHE_BITS = {"f16": 16, "q8_0": 8, "q4_0": 4}
 Q_SCALE = 4.0  # of random queries: scores with a deviation of 4, as peaked as those of models
 
 
@@ -53,14 +53,14 @@ class PromptLayer:
         out = ops.Buffer("out", heads * dims)
         self._op = ops.Attend(q, k, v, out, 0, heads, kv_heads, dims, scale=dims**-0.5)
         program = ops.Program((self._op,), (q, k, v, out), (ops.CacheLayer(kv_heads, dims, dims),), out)
-        n_pages, rng = -(-context // PAGE), np.random.default_rng(0)
+        n_pages, rng = -(-context // PAGE_SIZE), np.random.default_rng(0)
         self._memory = memory = Memory(device)
         table = memory.array(rng.permutation(n_pages).astype(np.int32))
         positions = memory.array(np.arange(depth, context, dtype=np.int32))
         sequences = memory.array(np.zeros(rows, np.int32))
         inputs = InputAddresses(sequences, sequences, positions, sequences, table, 4 * n_pages)
         bits = CACHE_BITS[cache]
-        capacity = Capacity(n_pages, PAGE, rows, rows, 1, bits)
+        capacity = Capacity(n_pages, PAGE_SIZE, rows, rows, 1, bits)
         self._lowering = Lowering(program, [self._op], capacity, device, kernels, memory, {}, inputs)
         self._device = device
         for region in self._lowering.cache(0, program.cache_layers[0]):
@@ -95,9 +95,9 @@ def random_parts(rng: np.random.Generator, bits: int, dims: int) -> np.ndarray:
     """Some heads' parts of pages, in bytes [parts, bytes]: see `kernels/attention/cache.py`."""
     n = 300
     if bits == 16:
-        return rng.standard_normal((n, PAGE * dims), np.float32).astype(np.float16).view(np.uint8)
-    codes = rng.integers(0, 256, (n, PAGE * dims * bits // 8), np.uint8)
-    scales = np.full((n, PAGE * dims // 32), 1.0 / (74 if bits == 8 else 4.6), np.float16)
+        return rng.standard_normal((n, PAGE_SIZE * dims), np.float32).astype(np.float16).view(np.uint8)
+    codes = rng.integers(0, 256, (n, PAGE_SIZE * dims * bits // 8), np.uint8)
+    scales = np.full((n, PAGE_SIZE * dims // 32), 1.0 / (74 if bits == 8 else 4.6), np.float16)
     return np.concatenate([codes, scales.view(np.uint8)], 1)
 
 

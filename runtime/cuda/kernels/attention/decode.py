@@ -224,9 +224,8 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
     for i in static(HD // 16):
         place_row = quotient(lane + 32 * i, HD // 8)
         places[i] = swizzled(place_row, lane + 32 * i - place_row * (HD // 8))
-    known = (
-        position + 1 - PREPARE
-    )  # tokens that are in the cache, at the latest when the launch in front is done
+    # Tokens that are in the cache, at the latest when the launch in front is done
+    known = position + 1 - PREPARE
     older = 0  # tiles before this one hold no token of the step that is still to come
     if SINGLE_ROW:
         older = position >> 4

@@ -153,9 +153,8 @@ def store_quantized(codes, blocks, token, i, value):
         planes 4 … 7        [blocks / 4][TOKENS]: float32 of four blocks: d; d · (sum of the codes); the same
                             for the first half of each block; for the second half
     """
-    peak = as_float(
-        warp_max_u32(as_int(absolute(value)))
-    )  # floats without a sign are in the order of their bits
+    # Floats without a sign are in the order of their bits.
+    peak = as_float(warp_max_u32(as_int(absolute(value))))
     inverse = 0.0
     if peak > 0.0:
         inverse = div_f32(32512.0, peak)
