@@ -25,22 +25,16 @@ Q_SCALE = 4.0  # of random queries: scores with a deviation of 4, as peaked as t
 class MmaTuning(Tuning):
     """Prompts without wgmma."""
 
-    wide_attention = frozenset()
+    wide_attention = False
 
 
-class TurnsTuning(Tuning):
-    """With wgmma wherever the kernel can."""
-
-    wide_attention = frozenset((dims, bits) for dims in (64, 128) for bits in (16, 8, 4))
-
-
-class TogetherTuning(TurnsTuning):
+class TogetherTuning(Tuning):
     """With wgmma, and warpgroups that start their products together."""
 
     attention_turns = False
 
 
-WAYS = {"mma": MmaTuning(), "wgmma together": TogetherTuning(), "wgmma in turn": TurnsTuning()}
+WAYS = {"mma": MmaTuning(), "wgmma together": TogetherTuning(), "wgmma in turn": Tuning()}
 
 
 class PromptLayer:

@@ -12,9 +12,9 @@ from ..abi.arguments import Region
 from ..kernels.attention.decode import DecodeAttentionArguments, decode_attention
 from ..kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
 from ..kernels.attention.prefill_sm90 import (
-    STAGES,
     WidePrefillAttentionArguments,
     prefill_attention_sm90,
+    shared_bytes,
 )
 from ..kernels.attention.prepare_qk import QKPreparation
 from ..kernels.attention.scores import ScoreArguments
@@ -28,6 +28,7 @@ from .prepare_qk import PrepareLowering, QKSteps
 MAX_SPLITS = 64  # of a row's context
 MIN_SPLIT = 64  # tokens
 WARPS = 4  # of a block
+WIDE_HEAD_DIMS = 64, 128, 256  # of heads that `prefill_sm90.py` takes
 # Bytes of shared memory that a block may ask for, by compute capability; 99 KB for others.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
@@ -208,8 +209,7 @@ class AttentionLowering(PrepareLowering):
         return many and self.capacity.cache_bits == 16 and self._read_only_by_matmuls(i, op.out)
 
     def _prefill_attention(self, i: int, op: ops.Attend) -> None:
-        kind = op.head_dim, self.capacity.cache_bits
-        if self.device.warpgroups and kind in self.tuning.wide_attention:
+        if self.device.warpgroups and self.tuning.wide_attention and op.head_dim in WIDE_HEAD_DIMS:
             self._wide_prefill_attention(i, op)
             return
         n, dims = self._n_rows[False], op.head_dim
@@ -238,7 +238,8 @@ class AttentionLowering(PrepareLowering):
         heads = 2 if group % 2 == 0 else 1
         emits = self._emits_halves(i, op)
         constants = self._score_constants(op) | {"HD": dims, "GROUP": group, "HEADS": heads}
-        constants["TURNS"] = int(self.tuning.attention_turns)
+        stages = 5 if dims <= 128 else 2
+        constants |= {"STAGES": stages, "TURNS": int(self.tuning.attention_turns and stages > 2)}
         arguments = WidePrefillAttentionArguments(
             q=self._at(op.q),
             cache=self._cached(op),
@@ -249,9 +250,10 @@ class AttentionLowering(PrepareLowering):
             halves=self._f16_memory(op.out)[0] if emits else Region(0, 0),
         )
         what = self._kernel(prefill_attention_sm90, 256, HALVES=int(emits), **constants)
-        what = replace(what, resident=2 if dims == 64 else 1)
+        # Two blocks have 128 registers a thread, too few for larger heads and for unpacking codes.
+        what = replace(what, resident=2 if dims == 64 and self.capacity.cache_bits == 16 else 1)
         grid = op.heads // heads, -(-n // (128 // heads))
-        self._emit(what, grid, arguments, STAGES * 256 * dims + 1024)
+        self._emit(what, grid, arguments, shared_bytes(dims, stages))
         self._invalidate(op.out)
         if emits:
             self._f16_current[self._resolve(op.out).name] = self.memory.vector(self._ones)

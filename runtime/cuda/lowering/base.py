@@ -249,16 +249,22 @@ class LaunchBuilder:
 
     def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
-        a buffer.
+        a buffer; of a step of one row, also if that is selected first.
         """
         if buffer in self.program.boundary_out:
             return False
         all_readers = readers(self.cuda_ops, i, buffer)
-        return bool(all_readers) and all(
-            (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))
-            and r.x == buffer
-            for r in all_readers
-        )
+        return bool(all_readers) and all(self._reads_as_matmul(r, buffer) for r in all_readers)
+
+    def _reads_as_matmul(self, op: CudaOp, buffer: ops.Buffer) -> bool:
+        # The row itself takes the place of the selected one. With more rows that is not so if only some are
+        # selected, which would need further kernels.
+        if isinstance(op, ops.SelectRows) and self._n_rows[False] == 1:
+            (at,) = (i for i, other in enumerate(self.cuda_ops) if other is op)
+            return self._read_only_by_matmuls(at, op.out)
+        if isinstance(op, JoinedMatMul):
+            return op.x == buffer and not op.weights[0].format.is_float
+        return isinstance(op, GatedMatMul) and op.x == buffer
 
     def _padded_rows(self, buffer: ops.Buffer) -> int:
         """The constant TOKENS of kernels for the step's rows of a buffer."""

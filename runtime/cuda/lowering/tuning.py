@@ -161,9 +161,7 @@ class Tuning:
     """
 
     alone = 4  # tiles of a warp of `decode_attention` up to which the context of a single row is not split
-    # Dimensions of heads and bits of cached numbers with which attention of prompts uses wgmma where the card
-    # has it: those that have run on one. The kernel takes heads of 64 and caches of 8 and 4 bits as well.
-    wide_attention: frozenset[tuple[int, int]] = frozenset({(128, 16)})
+    wide_attention = True  # whether attention of prompts uses wgmma where the card has it
     attention_turns = True  # whether its warpgroups start their products in turn
 
     def decode(

@@ -60,29 +60,38 @@ def mma_s8_k16(a0: int, a1: int, b0: int, c0: int, c1: int, c2: int, c3: int) ->
     """`mma_s8` with A 16 × 16 and B 16 × 8: a0 is A[g, 4t …], a1 A[g + 8, 4t …], b0 B[4t …, g]."""
 
 
-def _wgmma_ptx(rows: int, accumulates: bool = True, turned: bool = False) -> str:
+def _wgmma_ptx(rows: int, accumulates: bool = True, turned: bool = False, both: bool = False) -> str:
     """PTX of four k-steps of wgmma with `rows` rows of B; the accumulators are rows / 2 registers.
 
-    Unless it `accumulates`, they are no inputs. `turned`: B is stored with a row for each k.
+    Unless it `accumulates`, they are no inputs. `turned`: B is stored with a row for each k. `both`: A is in
+    shared memory, too.
     """
     n = rows // 2
     acc = ", ".join(f"${i}" for i in range(n))
-    # The matrix descriptor of B: 128-byte swizzle, 1024 bytes from 8 rows to the next 8; if it is turned,
-    # 8192 bytes from 64 columns to the next.
+    first = 2 * n if accumulates else n  # the number of the first operand behind C
+    text = "{ .reg .b32 s; .reg .b64 d, e; .reg .pred p, q; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; "
+    # Matrix descriptors: 128-byte swizzle, 1024 bytes from 8 rows to the next 8; if B is turned, 8192 bytes
+    # from 64 columns to the next.
     descriptor, step = (0x4000004002000000, 128) if turned else (0x4000004000010000, 2)
-    first = 2 * n if accumulates else n  # the number of the first register of A
-    text = (
-        f"{{ .reg .b32 s; .reg .b64 d; .reg .pred p, q; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; "
-        f"and.b32 s, ${first + 16}, 0x3FFFF; "
-        f"shr.u32 s, s, 4; cvt.u64.u32 d, s; or.b64 d, d, 0x{descriptor:016X}; wgmma.fence.sync.aligned; "
-    )
+    if both:
+        text += _descriptor("e", first, 0x4000004000010000)
+    text += _descriptor("d", first + 1 if both else first + 16, descriptor) + "wgmma.fence.sync.aligned; "
     for k in range(4):
-        a = ", ".join(f"${first + 4 * k + i}" for i in range(4))
+        a = "{" + ", ".join(f"${first + 4 * k + i}" for i in range(4)) + "}"
         text += (
-            f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.f16.f16 {{{acc}}}, {{{a}}}, d, "
-            f"{'p' if accumulates or k else 'q'}, 1, 1, {int(turned)}; add.s64 d, d, {step}; "
+            f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.f16.f16 {{{acc}}}, {'e' if both else a}, d, "
+            f"{'p' if accumulates or k else 'q'}, 1, 1, {'0, ' if both else ''}{int(turned)}; "
+            f"add.s64 d, d, {step}; {'add.s64 e, e, 2; ' if both else ''}"
         )
     return text + "wgmma.commit_group.sync.aligned; }"
+
+
+def _descriptor(name: str, operand: int, bits: int) -> str:
+    """PTX that makes the descriptor of a matrix at the shared address that is an operand."""
+    return (
+        f"and.b32 s, ${operand}, 0x3FFFF; shr.u32 s, s, 4; cvt.u64.u32 {name}, s; "
+        f"or.b64 {name}, {name}, 0x{bits:016X}; "
+    )
 
 
 def _wgmma(rows: int) -> Instruction:
@@ -122,6 +131,7 @@ def _wgmma_turned(rows: int) -> Instruction:
 
 wgmma_turned_64 = _wgmma_turned(64)
 wgmma_turned_128 = _wgmma_turned(128)
+wgmma_turned_256 = _wgmma_turned(256)
 
 
 @instruction(_wgmma_ptx(64, accumulates=False), 32 * "f", 16 * "r" + "r", ordered=True)
@@ -147,6 +157,16 @@ wgmma_result_128 = _wgmma_result(128)
 wgmma_result_256 = _wgmma_result(256)
 
 
+@instruction(_wgmma_ptx(64, both=True), 32 * "f", 32 * "f" + "rr", ordered=True, updated=32)
+def wgmma_shared_64(*operands: Any) -> tuple[float, ...]:
+    """`wgmma_64` with A in shared memory, at the address in front of that of B: rows as B's are stored."""
+
+
+@instruction(_wgmma_ptx(64, accumulates=False, both=True), 32 * "f", "rr", ordered=True)
+def wgmma_shared_product_64(a: int, b: int) -> tuple[float, ...]:
+    """`wgmma_shared_64` without C: start A · B."""
+
+
 def _wgmma_late_result(rows: int) -> Instruction:
     n = rows // 2
     branch = (
@@ -165,6 +185,7 @@ def _wgmma_late_result(rows: int) -> Instruction:
 
 wgmma_late_result_64 = _wgmma_late_result(64)
 wgmma_late_result_128 = _wgmma_late_result(128)
+wgmma_late_result_256 = _wgmma_late_result(256)
 
 
 @instruction("wgmma.wait_group.sync.aligned 1;", 32 * "f", 32 * "f", ordered=True, updated=32)

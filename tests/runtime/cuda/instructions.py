@@ -129,14 +129,18 @@ from kukri.runtime.cuda.ptx import (
     wgmma_early_result_64,
     wgmma_late_result_64,
     wgmma_late_result_128,
+    wgmma_late_result_256,
     wgmma_product_64,
     wgmma_result_16,
     wgmma_result_32,
     wgmma_result_64,
     wgmma_result_128,
     wgmma_result_256,
+    wgmma_shared_64,
+    wgmma_shared_product_64,
     wgmma_turned_64,
     wgmma_turned_128,
+    wgmma_turned_256,
     wgmma_wait_all_but_1,
 )
 
@@ -383,17 +387,38 @@ def chain(a, b, c, values, out):
         product[()] = wgmma_product_64(*f[()], held)
         if ROWS == 64:
             acc[()] = wgmma_turned_64(*acc[()], *f[()], held + 8192)
-        else:
+        elif ROWS == 128:
             acc[()] = wgmma_turned_128(*acc[()], *f[()], held + 8192)
+        else:
+            acc[()] = wgmma_turned_256(*acc[()], *f[()], held + 8192)
         product[()] = wgmma_early_result_64(*product[()])
         for i in static(32):
             store_float(out + 4 * (32 * t + i), product[i])
         if ROWS == 64:
             acc[()] = wgmma_late_result_64(*acc[()], absolute(product[0]))
-        else:
+        elif ROWS == 128:
             acc[()] = wgmma_late_result_128(*acc[()], absolute(product[0]))
+        else:
+            acc[()] = wgmma_late_result_256(*acc[()], absolute(product[0]))
     for i in static(ROWS // 2):
         store_float(out + 4 * (4096 + ROWS // 2 * t + i), acc[i])
+
+
+def both(a, b, out):
+    """2 · A · B of a warpgroup, both 64 × 64 in rows as they lie in shared memory. Of 128 threads."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 2048, 128):
+        store_shared_int(held + 4 * i, load_int(a + 4 * i))
+        store_shared_int(held + 8192 + 4 * i, load_int(b + 4 * i))
+    fence_async_proxy()
+    barrier()
+    acc = registers(32)
+    acc[()] = wgmma_shared_product_64(held, held + 8192)
+    acc[()] = wgmma_shared_64(*acc[()], held, held + 8192)
+    acc[()] = wgmma_result_64(*acc[()])
+    for i in static(32):
+        store_float(out + 4 * (32 * t + i), acc[i])
 
 
 def turns(out):
@@ -627,7 +652,7 @@ def check_group_products(launch: Launch) -> None:
 
 def check_chained_products(launch: Launch) -> None:
     rng = np.random.default_rng(10)
-    for columns in (64, 128):
+    for columns in (64, 128, 256):
         a, b, v = (rng.standard_normal((64, n)).astype(np.float16) for n in (64, 64, columns))
         c = rng.standard_normal((64, columns)).astype(np.float32)
         real_a = a.astype(np.float32)
@@ -639,6 +664,15 @@ def check_chained_products(launch: Launch) -> None:
         launch(chain, (1,), 128, arguments, 8192 + 128 * columns + 1024, {"ROWS": columns})
         np.testing.assert_allclose(out[:4096].reshape(first.shape), first, 1e-4, 1e-3)
         np.testing.assert_allclose(out[4096:].reshape(expected.shape), expected, 1e-4, 1e-3)
+
+
+def check_products_of_both(launch: Launch) -> None:
+    rng = np.random.default_rng(11)
+    a, b = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
+    expected = fragments_of_c(2 * (a.astype(np.float32) @ b.astype(np.float32).T))
+    out = np.zeros_like(expected)
+    launch(both, (1,), 128, [exchanged(a), exchanged(b), out], 16384 + 1024)
+    np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
 
 
 def exchanged(rows: np.ndarray) -> np.ndarray:
@@ -730,9 +764,10 @@ def check_neighbours(launch: Launch) -> None:
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
 CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
-WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_neighbours]
+WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_products_of_both]
+WARPGROUP_CHECKS += [check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged, chain, turns]
+CHECKED += [flagged, chain, turns, both]
 
 
 def on_the_card(device: Any) -> Launch:

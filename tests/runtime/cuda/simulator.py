@@ -251,11 +251,19 @@ def _group_products_turned(operands: list[Any]) -> list[Any]:
     return _add_product(operands, blocks.transpose(1, 0, 2).reshape(64, n))
 
 
-def _swizzled_halves(operands: list[Any], rows: int) -> np.ndarray:
-    """Halves [rows, 8, 8] of so many rows of 128 bytes at the address that is the last operand."""
+def _group_products_shared(operands: list[Any]) -> list[Any]:
+    """C, if there is one, and A · B of 64 × 64 both, of which only addresses are operands."""
+    a = _swizzled_halves(operands, 64, -2).reshape(4, 2, 8, 4, 2, 4, 2).transpose(0, 2, 5, 3, 4, 1, 6)
+    words = np.ascontiguousarray(a).view(np.int32).reshape(128, 16)
+    whole = [(*(o[:-2] or (0.0,) * 32), *words[t].tolist(), o[-1]) for t, o in enumerate(operands)]
+    return _group_products(whole)
+
+
+def _swizzled_halves(operands: list[Any], rows: int, which: int = -1) -> np.ndarray:
+    """Halves [rows, 8, 8] of so many rows of 128 bytes at the address that is operand number `which`."""
     import ctypes
 
-    (address,) = {int(o[-1]) for o in operands}
+    (address,) = {int(o[which]) for o in operands}
     assert address % 1024 == 0
     pieces = np.frombuffer((ctypes.c_uint16 * (64 * rows)).from_address(address), np.float16)
     lines = np.arange(rows)[:, None]
@@ -294,6 +302,8 @@ _GROUP = {
     "wgmma": _group_products,
     "wgmma_product_64": _group_products_alone,
     "wgmma_turned": _group_products_turned,
+    "wgmma_shared_64": _group_products_shared,
+    "wgmma_shared_product_64": _group_products_shared,
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {

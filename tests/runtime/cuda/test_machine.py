@@ -44,7 +44,7 @@ def models():
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     found.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
-    found.SHAPES["wide heads"] = (256, 2, 2, 1, 128, 64, 64, True)
+    found.SHAPES["wide heads"] = (128, 2, 2, 1, 64, 64, 64, True)
     found.SHAPES["two"] = (64, 2, 2, 1, 32, 64, 64, True)
     return found
 

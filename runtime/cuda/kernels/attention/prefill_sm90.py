@@ -1,8 +1,9 @@
 """Attention of the rows of one prompt over the paged cache for compute capability 9.0, with `wgmma` (sm_90a).
 
-Each of the two warpgroups of a block attends 64 rows of a head. Queries and probabilities are A operands of
-`wgmma`, in registers; keys and values are B operands, in shared memory. While the tensor cores multiply
-probabilities of one page with its values, the lanes make probabilities of the next page's scores.
+Each of the two warpgroups of a block attends 64 rows of a head. Queries, unless heads are too large, and
+probabilities are A operands of `wgmma` in registers; keys and values are B operands, in shared memory. While
+the tensor cores multiply probabilities of one page with its values, the lanes make probabilities of the next
+page's scores.
 
 Keys and values come to shared memory as rows of 128 bytes, 64 dimensions of a token, whose 16-byte parts are
 permuted by an exclusive or with the row's number, the 128-byte swizzle of `wgmma`.
@@ -40,6 +41,7 @@ from ...ptx import (
     shuffle_xor,
     store_float,
     store_int,
+    store_shared_int,
     thread,
     wait_copies,
     wait_copies_all_but_1,
@@ -48,11 +50,16 @@ from ...ptx import (
     wgmma_early_result_64,
     wgmma_late_result_64,
     wgmma_late_result_128,
+    wgmma_late_result_256,
     wgmma_product_64,
     wgmma_result_64,
     wgmma_result_128,
+    wgmma_result_256,
+    wgmma_shared_64,
+    wgmma_shared_product_64,
     wgmma_turned_64,
     wgmma_turned_128,
+    wgmma_turned_256,
 )
 from ..common.common import begin, tanh
 from .cache import PagedCache, block_table_of, head_in_page, load_eight
@@ -62,8 +69,13 @@ from .tile import store_halves
 # Constants: see `prefill_attention_sm90`.
 HD = GROUP = KV = HEADS = WINDOW = SOFTCAP = SINKS = HALVES = 0
 TURNS = 0
-STAGES = 5  # pages of keys and values in shared memory
+STAGES = 0
 GROWTH = 8.0  # log2 of the largest probability
+
+
+def shared_bytes(dims: int, stages: int) -> int:
+    """Bytes of shared memory of a block: keys and values, queries if heads are large, and the alignment."""
+    return (256 * stages + (256 if dims > 128 else 0)) * dims + 1024
 
 
 class WidePrefillAttentionArguments(KernelArguments):
@@ -79,21 +91,37 @@ class WidePrefillAttentionArguments(KernelArguments):
 
 
 @device
-def fetch_page(to, row, piece, cache: PagedCache, page, kv_head, kv_heads):
-    """Start copying the keys and values of a page to shared memory, by 256 threads, as float16.
+def keys_at(tiles, stage):
+    """Where the keys of a stage lie in shared memory."""
+    if HD <= 128:
+        place = tiles + stage * (256 * HD)
+    else:
+        place = tiles + stage * (128 * HD)
+    return place
+
+
+@device
+def values_at(tiles, stage):
+    """Where the values of a stage lie in shared memory."""
+    if HD <= 128:
+        place = tiles + stage * (256 * HD) + 128 * HD
+    else:
+        place = tiles + stage * (128 * HD) + STAGES * 128 * HD
+    return place
+
+
+@device
+def fetch(to, row, piece, part):
+    """Start copying the keys or the values of a page to shared memory, by 256 threads, as float16.
 
     A thread copies 16-byte piece number `piece` of a row and of further rows; `to` is where the first goes.
     """
-    keys = head_in_page(cache.keys, page, kv_head, kv_heads)
-    values = head_in_page(cache.values, page, kv_head, kv_heads)
     for i in static(HD // 32):
         place = to + i * (262144 // HD)
         if KV == 16:
-            copy_async(place, keys + (16 * thread() + 4096 * i), 16)
-            copy_async(place + 128 * HD, values + (16 * thread() + 4096 * i), 16)
+            copy_async(place, part + (16 * thread() + 4096 * i), 16)
         else:
-            store_halves(place, *load_eight(keys, row + i * (2048 // HD), 8 * piece))
-            store_halves(place + 128 * HD, *load_eight(values, row + i * (2048 // HD), 8 * piece))
+            store_halves(place, *load_eight(part, row + i * (2048 // HD), 8 * piece))
 
 
 @device
@@ -171,11 +199,13 @@ def packed(score: registers((8, 4))):
 def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     """out = softmax(scores) v of rows that are consecutive positions of one sequence; pages have 64 tokens.
 
-    Grid: (heads / HEADS, ⌈rows / (128 / HEADS)⌉), of 256 threads; shared memory: STAGES · 256 · HD + 1024
-    bytes. The blocks with the most pages are the first ones.
+    Grid: (heads / HEADS, ⌈rows / (128 / HEADS)⌉), of 256 threads; shared memory: `shared_bytes`. The blocks
+    with the most pages are the first ones.
 
     Constants besides those of `cache.py` and `scores.py`:
-        HD      dimensions of a head: 64 or 128
+        HD      dimensions of a head: 64, 128 or 256
+        STAGES  pages of keys and of values that shared memory has room for: 5; or 2 with heads of 256, where
+                values are copied one page later than keys
         GROUP   query heads that share a key-value head
         HALVES  1: the result is stored as float16, for products alone
         TURNS   1: the warpgroups start their products of a page in turn, so that one makes probabilities
@@ -195,14 +225,15 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     at = window_start(first, args.scores.window) >> 6
     end = (last >> 6) + 1
     if HEADS == 2:
-        head = 2 * block_x() + group
+        head = add_words(2 * block_x(), group)  # in 32 bits, as other numbers that are needed to the end
     else:
-        head = block_x()
+        head = add_words(block_x(), 0)
         first_row = first_row + 64 * group
         first = first + 64 * group
     kv_head = div_u32(head, GROUP)
     own = 16 * (shift_right(t, 5) & 3)  # the first of the warp's rows
-    lowest = first + own
+    lowest = add_words(first, own)
+    own_row = add_words(first_row, own + shift_right(lane, 2))
     block_table = block_table_of(args.cache, 0)
 
     tiles = (shared() + 1023) & -1024
@@ -210,25 +241,41 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     piece = t - row * (HD // 8)
     to = tiles + (shift_right(piece, 3) * 8192 + 128 * row + 16 * ((piece & 7) ^ (row & 7)))
     page = load_int(block_table + 4 * at)
-    fetch_page(to, row, piece, args.cache, page, kv_head, args.kv_heads)
-    commit_copies()
+    ahead = page  # the page to fetch next
     if at + 1 < end:
-        page = load_int(block_table + 4 * (at + 1))
-        fetch_page(to + 256 * HD, row, piece, args.cache, page, kv_head, args.kv_heads)
+        ahead = load_int(block_table + 4 * (at + 1))
+    fetch(to, row, piece, head_in_page(args.cache.keys, page, kv_head, args.kv_heads))
+    if STAGES > 2:
+        fetch(values_at(to, 0), row, piece, head_in_page(args.cache.values, page, kv_head, args.kv_heads))
     commit_copies()
-    ahead = 0  # the page to fetch next
-    if at + 2 < end:
-        ahead = load_int(block_table + 4 * (at + 2))
+    if STAGES > 2:
+        if at + 1 < end:
+            fetch(keys_at(to, 1), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
+            fetch(
+                values_at(to, 1), row, piece, head_in_page(args.cache.values, ahead, kv_head, args.kv_heads)
+            )
+        commit_copies()
+        if at + 2 < end:
+            ahead = load_int(block_table + 4 * (at + 2))
 
-    query = registers((HD // 64, 16))
+    # Queries stay in registers, or where heads are too large for that in shared memory, 64 rows a warpgroup.
+    query = registers((HD // 64 if HD <= 128 else 1, 16), 0)
+    queries = tiles + (4 * 128 * HD + 128 * HD * group)
     for r in static(2):
-        line = first_row + own + shift_right(lane, 2) + 8 * r
+        line = own_row + 8 * r
         if line >= args.rows:
             line = args.rows - 1
         source = args.q.address + line * args.q.stride + 4 * (head * HD + 2 * (lane & 3))
+        place = queries + (128 * (own + shift_right(lane, 2) + 8 * r) + 4 * (lane & 3))
         for k in static(HD // 8):
             a, b = load_float2(source + 32 * k)
-            query[k // 8, 2 * (k % 8) + r] = pack_f16(a * args.scores.scale, b * args.scores.scale)
+            word = pack_f16(a * args.scores.scale, b * args.scores.scale)
+            if HD <= 128:
+                query[k // 8, 2 * (k % 8) + r] = word
+            else:
+                store_shared_int(
+                    place + (8192 * (k // 8) + 16 * ((k % 8) ^ (shift_right(lane, 2) & 7))), word
+                )
 
     best = registers(2, NO_MAXIMUM)
     total = registers(2, 0.0)
@@ -236,59 +283,123 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     acc = registers(HD // 2, 0.0)
     score = registers((8, 4))
     p = registers(16)
-    wait_copies_all_but_1()
+    if STAGES > 2:
+        wait_copies_all_but_1()
+    else:
+        wait_copies()
     fence_async_proxy()
     barrier()
-    score[()] = wgmma_product_64(*query[0], tiles)
-    if HD == 128:
-        score[()] = wgmma_64(*score[()], *query[1], tiles + 8192)
+    if HD <= 128:
+        score[()] = wgmma_product_64(*query[0], tiles)
+        if HD == 128:
+            score[()] = wgmma_64(*score[()], *query[1], tiles + 8192)
+    else:
+        score[()] = wgmma_shared_product_64(queries, tiles)
+        for i in static(1, HD // 64):
+            score[()] = wgmma_shared_64(*score[()], queries + 8192 * i, tiles + 8192 * i)
     if TURNS:
         wait_copies()
         fence_async_proxy()
         if group == 1 and at + 1 < end:
             pass_turn(1)
-    if at + 2 < end:
-        fetch_page(to + 512 * HD, row, piece, args.cache, ahead, kv_head, args.kv_heads)
-    commit_copies()
-    if at + 3 < end:
-        ahead = load_int(block_table + 4 * (at + 3))
+    if STAGES > 2:
+        if at + 2 < end:
+            fetch(keys_at(to, 2), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
+            fetch(
+                values_at(to, 2), row, piece, head_in_page(args.cache.values, ahead, kv_head, args.kv_heads)
+            )
+        commit_copies()
+        if at + 3 < end:
+            ahead = load_int(block_table + 4 * (at + 3))
+    else:
+        fetch(values_at(to, 0), row, piece, head_in_page(args.cache.values, page, kv_head, args.kv_heads))
+        if at + 1 < end:
+            fetch(keys_at(to, 1), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
+        commit_copies()
+        page = ahead
+        if at + 2 < end:
+            ahead = load_int(block_table + 4 * (at + 2))
     score[()] = wgmma_result_64(*score[()])
     score[()] = masked(*score[()], args.scores, at, lowest, last)
     score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
     p[()] = packed(*score[()])
     held = 0  # the stage whose values are next
-    for page in range(at + 1, end):
-        before = tiles + held * (256 * HD)
+    i = at
+    while i + 1 < end:
+        i = i + 1
+        values = values_at(tiles, held)
         held = next_stage(held)
-        stage = tiles + held * (256 * HD)
+        keys = keys_at(tiles, held)
         if TURNS:
             wait_for_turn(1 + group)
         else:
-            wait_copies_all_but_1()
+            if STAGES > 2:
+                wait_copies_all_but_1()
+            else:
+                wait_copies()
             fence_async_proxy()
             barrier()
-        score[()] = wgmma_product_64(*query[0], stage)
-        if HD == 128:
-            score[()] = wgmma_64(*score[()], *query[1], stage + 8192)
-            acc[()] = wgmma_turned_128(*acc[()], *p[()], before + 128 * HD)
+        if HD <= 128:
+            score[()] = wgmma_product_64(*query[0], keys)
+            if HD == 128:
+                score[()] = wgmma_64(*score[()], *query[1], keys + 8192)
+                acc[()] = wgmma_turned_128(*acc[()], *p[()], values)
+            else:
+                acc[()] = wgmma_turned_64(*acc[()], *p[()], values)
         else:
-            acc[()] = wgmma_turned_64(*acc[()], *p[()], before + 128 * HD)
+            score[()] = wgmma_shared_product_64(queries, keys)
+            for k in static(1, HD // 64):
+                score[()] = wgmma_shared_64(*score[()], queries + 8192 * k, keys + 8192 * k)
+            acc[()] = wgmma_turned_256(*acc[()], *p[()], values)
         if TURNS:
             wait_copies()  # for the next page
             fence_async_proxy()
-            if group == 0 or page + 1 < end:
+            if group == 0 or i + 1 < end:
                 pass_turn(2 - group)
-        # No warpgroup multiplies values of the third page before this one any more.
-        if page + 2 < end:
-            place = to + next_stage(next_stage(held)) * (256 * HD)
-            fetch_page(place, row, piece, args.cache, ahead, kv_head, args.kv_heads)
-        commit_copies()
-        if page + 3 < end:
-            ahead = load_int(block_table + 4 * (page + 3))
+        if STAGES > 2:
+            # No warpgroup multiplies values of the third page before this one any more.
+            if i + 2 < end:
+                after = next_stage(next_stage(held))
+                fetch(
+                    keys_at(to, after),
+                    row,
+                    piece,
+                    head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads),
+                )
+                fetch(
+                    values_at(to, after),
+                    row,
+                    piece,
+                    head_in_page(args.cache.values, ahead, kv_head, args.kv_heads),
+                )
+            commit_copies()
+            if i + 3 < end:
+                ahead = load_int(block_table + 4 * (i + 3))
+        else:
+            # Nor keys of the page before this one, or values of the one before that.
+            fetch(
+                values_at(to, held),
+                row,
+                piece,
+                head_in_page(args.cache.values, page, kv_head, args.kv_heads),
+            )
+            if i + 1 < end:
+                fetch(
+                    keys_at(to, 1 - held),
+                    row,
+                    piece,
+                    head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads),
+                )
+            commit_copies()
+            page = ahead
+            if i + 2 < end:
+                ahead = load_int(block_table + 4 * (i + 2))
         score[()] = wgmma_early_result_64(*score[()])
-        score[()] = masked(*score[()], args.scores, page, lowest, last)
+        score[()] = masked(*score[()], args.scores, i, lowest, last)
         score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
-        if HD == 128:
+        if HD == 256:
+            acc[()] = wgmma_late_result_256(*acc[()], total[0] + total[1])
+        elif HD == 128:
             acc[()] = wgmma_late_result_128(*acc[()], total[0] + total[1])
         else:
             acc[()] = wgmma_late_result_64(*acc[()], total[0] + total[1])
@@ -296,15 +407,23 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
         if shrink[0] + shrink[1] < 2.0:
             for n in static(HD // 2):
                 acc[n] = acc[n] * shrink[(n // 2) % 2]
-    if HD == 128:
-        acc[()] = wgmma_turned_128(*acc[()], *p[()], tiles + held * (256 * HD) + 128 * HD)
+    values = values_at(tiles, held)
+    if STAGES == 2:
+        wait_copies()
+        fence_async_proxy()
+        barrier()
+    if HD == 256:
+        acc[()] = wgmma_turned_256(*acc[()], *p[()], values)
+        acc[()] = wgmma_result_256(*acc[()])
+    elif HD == 128:
+        acc[()] = wgmma_turned_128(*acc[()], *p[()], values)
         acc[()] = wgmma_result_128(*acc[()])
     else:
-        acc[()] = wgmma_turned_64(*acc[()], *p[()], tiles + held * (256 * HD) + 128 * HD)
+        acc[()] = wgmma_turned_64(*acc[()], *p[()], values)
         acc[()] = wgmma_result_64(*acc[()])
     for r in static(2):
         total[r] = quad_sum(total[r])
-        line = first_row + own + shift_right(lane, 2) + 8 * r
+        line = own_row + 8 * r
         if SINKS:
             sink = load_constant(args.scores.sinks + 4 * head)
             highest = maximum(best[r], sink)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
+    as_float,
     atomic_add,
     barrier,
     block_x,
@@ -26,6 +27,7 @@ from ...ptx import (
     load_float4,
     load_shared,
     load_shared_int,
+    load_shared_int2,
     maximum,
     pack_f16,
     shared,
@@ -33,9 +35,11 @@ from ...ptx import (
     store_float,
     store_int,
     store_shared,
+    store_shared2,
     store_shared_int,
     store_short,
     thread,
+    warp_barrier,
 )
 from ..common.common import quotient, store_quantized, warp_maximum, warp_sum
 from .scores import NO_MAXIMUM
@@ -80,29 +84,35 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput, of_warp, 
         head_stride = blocks_y() * (VP + 4)
         first = output.partials + 4 * (row * output.heads + head) * blocks_y() * (VP + 4)
     part = first + 4 * split * split_stride
-    for i in range(thread(), G * VP, 32 * WARPS):
+    for i in range(2 * thread(), G * VP, 64 * WARPS):  # two dimensions a thread
         g = quotient(i, VP)
         dim = i - g * VP
         highest = NO_MAXIMUM
         for m in static(WARPS):
             highest = maximum(highest, load_shared(shared() + m * of_warp + g * of_head + 4 * VP))
         sum_ = 0.0
-        value = 0.0
+        value = registers(2, 0.0)
         for m in static(WARPS):
             at = shared() + m * of_warp + g * of_head
             share = exp2(load_shared(at + 4 * VP) - highest)
             sum_ = sum_ + share * load_shared(at + 4 * VP + 4)
-            value = value + share * load_shared(at + 4 * dim)
+            x = registers(2)
+            x[0], x[1] = load_shared_int2(at + 4 * dim)
+            for j in static(2):
+                value[j] = value[j] + share * as_float(x[j])
         if splits == 1:
             if SINKS:
                 sink = load_constant(sinks + 4 * (head + g))
                 above = maximum(highest, sink)
-                value = value * exp2(highest - above)
+                for j in static(2):
+                    value[j] = value[j] * exp2(highest - above)
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
-            store_shared(results + 4 * i, div_f32(value, sum_))
+            inverse = div_f32(1.0, sum_)
+            store_shared2(results + 4 * i, value[0] * inverse, value[1] * inverse)
         else:
             to = part + 4 * g * head_stride
-            store_float(to + 4 * dim, value)
+            for j in static(2):
+                store_float(to + 4 * (dim + j), value[j])
             if dim == 0:
                 store_float(to + 4 * VP, highest)
                 store_float(to + 4 * VP + 4, sum_)
@@ -110,9 +120,13 @@ def merge_splits(row, head, split, splits, sinks, output: SplitOutput, of_warp, 
         if merge_blocks(row, head, splits, first, head_stride, split_stride, sinks, output, flag) == 0:
             return
         results = shared() + 8 * G * splits
-    for i in range(thread(), G * VP, 32 * WARPS):
-        g = quotient(i, VP)
-        store_result(output, row, head + g, i - g * VP, load_shared(results + 4 * i))
+    warp_barrier()
+    for start in range(2 * (thread() & -32), G * VP, 64 * WARPS):
+        for j in static(2):
+            i = start + 32 * j + (thread() & 31)
+            if i < G * VP:
+                g = quotient(i, VP)
+                store_result(output, row, head + g, i - g * VP, load_shared(results + 4 * i))
 
 
 @device

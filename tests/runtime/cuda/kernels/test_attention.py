@@ -14,6 +14,7 @@ from kukri.runtime.cuda.kernels.attention.prefill import PrefillAttentionArgumen
 from kukri.runtime.cuda.kernels.attention.prefill_sm90 import (
     WidePrefillAttentionArguments,
     prefill_attention_sm90,
+    shared_bytes,
 )
 from kukri.runtime.cuda.kernels.attention.prepare_qk import (
     PrepareArguments,
@@ -525,6 +526,8 @@ def test_prefill_attention(window, softcap, sinks, bits):
         (0, 140, 3, 1, 64, 0, 0.0, 1, 4),
         (250, 20, 1, 1, 128, 30, 0.0, 0, 16),
         (0, 30, 2, 2, 64, 0, 0.0, 0, 16),
+        (200, 70, 2, 1, 256, 0, 0.0, 0, 16),
+        (90, 40, 1, 1, 256, 70, 0.0, 0, 8),
     ],
 )
 def test_prefill_attention_sm90(first, rows, heads, kv_heads, dims, window, softcap, sinks, bits):
@@ -534,8 +537,10 @@ def test_prefill_attention_sm90(first, rows, heads, kv_heads, dims, window, soft
     for emits in (0, 1):
         halves = np.full(case.out.shape, np.nan, np.float16)
         arguments = WidePrefillAttentionArguments(**case.arguments, halves=matrix(halves))
-        constants = case.constants | {"HEADS": together, "HALVES": emits, "TURNS": emits}
-        run(prefill_attention_sm90, constants, grid, 256, arguments, 1280 * dims + 2048)
+        constants = case.constants | {"HEADS": together, "HALVES": emits}
+        stages = 5 if dims <= 128 else 2
+        constants |= {"STAGES": stages, "TURNS": emits if stages > 2 else 0}
+        run(prefill_attention_sm90, constants, grid, 256, arguments, shared_bytes(dims, stages))
     case.check(case.out)
     # Column 4s + j + 2k of 16 has become 8j + 2s + k.
     back = halves.reshape(rows, -1, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(rows, -1)
