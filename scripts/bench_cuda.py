@@ -25,6 +25,7 @@
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
+    python scripts/bench_cuda.py batch-tiles SHAPE TYPE [ROWS …]   tiles for products of 16 … 128 rows
     python scripts/bench_cuda.py cards SHAPE TYPE [N]       one card beside N (2) by layers and by tensors
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
@@ -54,7 +55,7 @@ from cuda_bench.models import random_model, write_model
 from cuda_bench.prompt_attention import prompt_attention
 from cuda_bench.recurrent import recurrent
 from cuda_bench.right import conformance, instructions
-from cuda_bench.tiles import sweep, wide
+from cuda_bench.tiles import batch_tiles, sweep, wide
 from cuda_bench.timing import copy_bandwidth, product_bytes, seconds
 
 from kukri.cli.console.table import markdown_table
@@ -259,6 +260,8 @@ def main() -> None:
         choose(*rest)
     elif command == "wide":
         wide(rest[0], rest[1], [int(n) for n in rest[2:]])
+    elif command == "batch-tiles":
+        batch_tiles(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "launches":
         between_ops()
     elif command == "host":

@@ -8,7 +8,8 @@ from cuda_bench.right import feed, mean_kl
 from cuda_bench.timing import product_bytes, seconds
 
 from kukri.runtime.cuda.driver.device import Device
-from kukri.runtime.cuda.lowering.tuning import PREFILL_TILES, DecodeTile, PrefillTile, Tuning
+from kukri.runtime.cuda.driver.launch import Launch
+from kukri.runtime.cuda.lowering.tuning import PREFILL_TILES, BatchTile, DecodeTile, PrefillTile, Tuning
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -80,6 +81,58 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
         machine.close()
     for (label, n), texts in found.items():
         print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
+
+
+def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> None:
+    """The fastest tiles of `batch_sm90.py` for each product of a step of so many sequences."""
+    most = max(rows or [64])
+    machine = CudaMachine(random_model(shape, kind, layers), most, max_sequences=most)
+    lowering, device = machine.lowering, machine.device
+    for n in rows or [64]:
+        tried = [tile for tile in _batch_tiles(n) if tile.fits(kind)]
+
+        def launches(tile: BatchTile, n: int = n) -> list[Launch]:
+            lowering.tuning = _AlwaysBatch(tile)
+            return [a for a in lowering.launches(n, n, True) if a.name.startswith("batch_matmul")]
+
+        lowering.kernels.compile_all(lambda: [launches(tile) for tile in tried])
+        found: dict[str, list[tuple[float, BatchTile]]] = {}
+        for tile in tried:
+            own = launches(tile)
+            for name in {launch.name for launch in own}:
+                named = [launch for launch in own if launch.name == name]
+                found.setdefault(name, []).append((seconds(device, named, 5) / len(named), tile))
+        for name, results in found.items():
+            print(f"{n} rows, {name}")
+            for time_, tile in sorted(results, key=lambda r: r[0])[:8]:
+                print(f"   {time_ * 1e6:8.2f} us {product_bytes(name) / time_ / 1e9:6.0f} GB/s  {tile}")
+    machine.close()
+
+
+def _batch_tiles(n: int) -> list[BatchTile]:
+    """Tiles for n rows: all numbers of warpgroups and splits, with the blocks and stages that fit."""
+    rows = next(size for size in (16, 32, 64, 128) if n <= size)
+    blocks = [
+        (groups, stages, resident)
+        for groups in (1, 2, 3, 4)
+        for stages in (3, 4, 6)
+        for resident in (1, 2, 3)
+        if resident * groups <= 4 and not (groups == 3 and rows < 64)
+    ]
+    return [BatchTile(rows, g, s, splits, r) for g, s, r in blocks for splits in (1, 2, 3, 4, 6)]
+
+
+class _AlwaysBatch(Tuning):
+    """The same tile for every product of many rows that it suits."""
+
+    def __init__(self, tile: BatchTile) -> None:
+        self._tile = tile
+
+    def batch(
+        self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
+    ) -> BatchTile | None:
+        fits = self._tile.splits <= -(-blocks // 4)
+        return self._tile if fits else super().batch(name, rows, n_out, blocks, matrices, multiprocessors)
 
 
 TILES_OF_ONE = [

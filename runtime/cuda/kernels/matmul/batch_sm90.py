@@ -145,9 +145,13 @@ def copy_rows(source, line_stride, to, copied: registers((ROWS + 16 * GROUPS - 1
     elif 16 * GROUPS > ROWS:
         copy_async(to, source, copied[0])
     else:
-        for i in static(ROWS // (16 * GROUPS)):
-            copy_async(to + 2048 * GROUPS * i, source, copied[i])
-            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
+        for i in static((ROWS + 16 * GROUPS - 1) // (16 * GROUPS)):
+            if 16 * GROUPS * (i + 1) <= ROWS:
+                copy_async(to + 2048 * GROUPS * i, source, copied[i])
+                copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
+            elif thread() < 8 * (ROWS - 16 * GROUPS * i):
+                copy_async(to + 2048 * GROUPS * i, source, copied[i])
+                copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
             source = source + line_stride
     commit_copies()
 
@@ -196,6 +200,8 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     """out = (x @ weightsᵀ) · scales + bias, plus the previous `out` with ACCUMULATE; with GATED
     f((x @ weightsᵀ) · scales) · ((x @ otherᵀ) · scales).
 
+    GROUPS: 1, 2 or 4, or 3 if ROWS is 64 or more.
+
     Grid: (splits, ⌈n_out / outputs⌉, ⌈rows / ROWS⌉) in clusters of `splits` blocks, MAX_SPLIT at most and no
     more than there are steps of 128 columns, of 128 · GROUPS threads, where outputs = 64 · GROUPS / (1 +
     GATED). Each of the GROUPS warpgroups of a block computes 64 outputs of ROWS rows; with GATED the first
@@ -211,7 +217,10 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     begin = div_u32(block_x() * steps, blocks_x())
     end = div_u32((block_x() + 1) * steps, blocks_x())
     base = block_z() * ROWS
-    of_matrix = warp & (4 * GROUPS // (1 + GATED) - 1)
+    of_matrix = warp
+    if GATED:
+        if warp >= 2 * GROUPS:
+            of_matrix = warp - 2 * GROUPS
     at = block_y() * (4 * GROUPS // (1 + GATED)) + of_matrix
     if at > shift_right(args.n_out - 1, 4):
         at = shift_right(args.n_out - 1, 4)
@@ -336,7 +345,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), blocks_x() * (128 * GROUPS)
     ):
         row = div_u32(item, 16 * GROUPS // (1 + GATED))
-        column = 4 * (item & (16 * GROUPS // (1 + GATED) - 1))
+        column = 4 * (item - row * (16 * GROUPS // (1 + GATED)))
         output = block_y() * (64 * GROUPS // (1 + GATED)) + column
         inside = args.n_out - output
         target = args.out.address + (base + row) * args.out.stride + 4 * output
