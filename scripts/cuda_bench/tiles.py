@@ -112,8 +112,13 @@ def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> Non
 def _batch_tiles(n: int) -> list[BatchTile]:
     """Tiles for n rows: all numbers of warpgroups and splits, with the blocks and stages that fit."""
     rows = next(size for size in (16, 32, 64, 128) if n <= size)
-    blocks = [(groups, stages, min(3, 4 // groups)) for groups in (1, 2, 3, 4) for stages in (3, 4, 6)]
-    blocks = [block for block in blocks if block[0] != 3 or rows > 64]
+    blocks = [
+        (groups, stages, resident)
+        for groups in (1, 2, 3, 4)
+        for stages in (3, 4, 6)
+        for resident in (1, 2, 3)
+        if resident * groups <= 4 and not (groups == 3 and rows < 64)
+    ]
     return [BatchTile(rows, g, s, splits, r) for g, s, r in blocks for splits in (1, 2, 3, 4, 6)]
 
 

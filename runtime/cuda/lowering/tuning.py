@@ -224,7 +224,7 @@ class Tuning:
         """Warps of a block of `decode_attention`, and the tiles that each has room for."""
         stages = 3 if dims <= 128 else 2
         if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
-            return 4 if rows <= 2 * MANY_ROWS and 4 * stages * 64 * dims <= shared_limit else 2, stages
+            return 2, stages
         if 8 * stages * 64 * dims <= shared_limit:
             return 8, stages
         return 4, stages if 4 * stages * 64 * dims <= shared_limit else 2

@@ -283,28 +283,15 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         own[i] = pack_scales(*scale[i], 64 * begin + lane + 32 * i)
         f[0, i] = dequantize_front(*codes[i], *own[i], quad)
     stage = add_words(0, 0)  # in 32 bits
-    free = add_words(STAGES - 3, 0)  # two steps in front of the stage, the place of the next copies
+    free = add_words(STAGES - 1, 0)
     for step in range(begin, end):
         b = x_tiles + stage * (256 * ROWS)
         acc[()] = multiply(*acc[()], *f[0], b)
-        free = add_words(free, 1)
-        if free == STAGES:
-            free = add_words(0, 0)
-        if step > begin:
-            later = add_words(step, STAGES - 2)
-            if later < end:
-                copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
-                copy_rows(source, line_stride, to + free * (256 * ROWS), *copied[()])
-            else:
-                commit_copies()
-            plane[0] = plane[0] + 64 * PLANE_0
-            plane[1] = plane[1] + 64 * PLANE_1
-            plane[2] = plane[2] + 64 * PLANE_2
-            source = source + 256
         wgmma_wait_all_but_1()
         for i in static(2):
             f[1, i] = dequantize_back(*codes[i], *own[i], quad)
         acc[()] = multiply(*acc[()], *f[1], b + 128 * ROWS)
+        wgmma_wait_all_but_1()
         if STAGES == 3:  # for the next step
             wait_copies()
         elif STAGES == 4:
@@ -313,6 +300,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
             wait_copies_all_but_2()
         else:
             wait_copies_all_but_3()
+        before = stage
         stage = add_words(stage, 1)
         if stage == STAGES:
             stage = add_words(0, 0)
@@ -320,16 +308,22 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         for i in static(2):
             codes[i] = LOAD_CODES(w_tiles + stage * w_stage, 64, lane + 32 * i)
             scale[i] = LOAD_SCALES(w_tiles + stage * w_stage, 64, lane + 32 * i)
+        fence_async_proxy()
+        barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
+        later = add_words(step, STAGES - 1)
+        if later < end:
+            copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
+            copy_rows(source, line_stride, to + free * (256 * ROWS), *copied[()])
+        else:
+            commit_copies()
+        plane[0] = plane[0] + 64 * PLANE_0
+        plane[1] = plane[1] + 64 * PLANE_1
+        plane[2] = plane[2] + 64 * PLANE_2
+        source = source + 256
+        free = before
         for i in static(2):
             own[i] = pack_scales(*scale[i], 64 * step + 64 + lane + 32 * i)
-        wgmma_wait_all_but_1()
-        for i in static(2):
             f[0, i] = dequantize_front(*codes[i], *own[i], quad)
-        fence_async_proxy()
-        # After this, no warpgroup multiplies the columns of the previous step any more. It comes behind the
-        # dequantisation, so that warpgroups that wait here have their next product ready: the tensor cores,
-        # which serve one after the other, would run dry otherwise.
-        barrier()
     if ROWS == 16:
         acc[()] = wgmma_result_16(*acc[()])
     elif ROWS == 32:

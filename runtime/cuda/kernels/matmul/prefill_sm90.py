@@ -160,7 +160,6 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
         own[0, i] = pack_scales(*scale[0, i], lane + 32 * i)
         f[0, i] = dequantize_front(*codes[0, i], *own[0, i], quad)
     stage = 0
-    free = STAGES - 1  # the place of the next copies
     wait_copies_all_but_1()
     fence_async_proxy()
     barrier()
@@ -178,17 +177,25 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
                 acc[part // 2] = wgmma_128(*acc[part // 2], *interleave_rows(*f[part % 2]), half)
             else:
                 acc[part // 2] = wgmma_64(*acc[part // 2], *interleave_rows(*f[part % 2]), half)
-            if part == 2 % (2 * M):  # behind the barrier
-                if M > 1 or step > 0:
-                    later = step + (STAGES - 1 if M > 1 else STAGES - 2)
-                    copy_step(
-                        *source[()],
-                        args.product.x.stride,
-                        to + free * (ROWS * 256),
-                        later,
-                        left if later < steps else 0,
-                    )
             wgmma_wait_all_but_1()
+            if part == 1:
+                wait_copies()  # for the columns of the next step
+                fence_async_proxy()
+                barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
+                stage = stage + 1
+                ahead = stage + 1
+                if ahead >= STAGES:
+                    ahead = ahead - STAGES
+                if stage == STAGES:
+                    stage = 0
+                later = step + (STAGES - 1)
+                copy_step(
+                    *source[()],
+                    args.product.x.stride,
+                    to + ahead * (ROWS * 256),
+                    later,
+                    left if later < steps else 0,
+                )
             for i in static(2):
                 if part % 2 == 0:  # the other two blocks of these rows; then load the next 128 columns
                     f[1, i] = dequantize_back(*codes[part // 2, i], *own[part // 2, i], quad)
@@ -200,18 +207,6 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
                     f[0, i] = dequantize_front(
                         *codes[(part // 2 + 1) % M, i], *own[(part // 2 + 1) % M, i], quad
                     )
-            if part == 1:
-                wait_copies()  # for the columns of the next step
-                fence_async_proxy()
-                # After this, no warpgroup multiplies the columns of the previous step any more. It comes
-                # behind the dequantisation: who waits has the next product ready.
-                barrier()
-                free = stage - 1
-                if free < 0:
-                    free = free + STAGES
-                stage = stage + 1
-                if stage == STAGES:
-                    stage = 0
     for m in static(M):
         if ROWS == 256:
             acc[m] = wgmma_result_256(*acc[m])
