@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from cuda_bench.models import SHAPES, random_model
 from cuda_bench.right import feed, mean_kl
@@ -56,19 +58,21 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
         return machine
 
     def compile_for(machine: CudaMachine) -> None:
-        for tile in PREFILL_TILES:
+        for tile in tiles:
             machine.lowering.tuning = _Always(tile)
             machine.lowering.launches(300, 300, True, True)
 
-    machine = begin(PREFILL_TILES[0])
-    tried = [None, *PREFILL_TILES] if machine.device.warpgroups else [None]
+    tiles = [*PREFILL_TILES, *(replace(tile, turns=not tile.turns) for tile in PREFILL_TILES)]
+    machine = begin(tiles[0])
+    tried = [None, *tiles] if machine.device.warpgroups else [None]
     machine.lowering.kernels.compile_all(lambda: compile_for(machine))
     machine.close()
     found: dict[tuple[str, int], list[str]] = {}
     for tile in tried:
         machine = begin(tile)
         got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
-        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "sm80"
+        turns = " in turn" if tile and tile.turns else ""
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}{turns}" if tile else "sm80"
         print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
         for n in rows:
             launches = machine.lowering.launches(n, 0, False, True)
@@ -95,7 +99,7 @@ def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> Non
             lowering.tuning = _AlwaysBatch(tile)
             return [a for a in lowering.launches(n, n, True) if a.name.startswith("batch_matmul")]
 
-        lowering.kernels.compile_all(lambda: [launches(tile) for tile in tried])
+        lowering.kernels.compile_all(lambda tiles=tried: [launches(tile) for tile in tiles])
         found: dict[str, list[tuple[float, BatchTile]]] = {}
         for tile in tried:
             own = launches(tile)
@@ -112,14 +116,11 @@ def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> Non
 def _batch_tiles(n: int) -> list[BatchTile]:
     """Tiles for n rows: all numbers of warpgroups and splits, with the blocks and stages that fit."""
     rows = next(size for size in (16, 32, 64, 128) if n <= size)
-    blocks = [
-        (groups, stages, resident)
-        for groups in (1, 2, 3, 4)
-        for stages in (3, 4, 6)
-        for resident in (1, 2, 3)
-        if resident * groups <= 4 and not (groups == 3 and rows < 64)
-    ]
-    return [BatchTile(rows, g, s, splits, r) for g, s, r in blocks for splits in (1, 2, 3, 4, 6)]
+    blocks = [(groups, stages, min(3, 4 // groups)) for groups in (1, 2, 3, 4) for stages in (3, 4, 6)]
+    blocks = [block for block in blocks if block[0] != 3 or rows > 64]
+    turns = (False, True) if rows > 32 else (False,)
+    every = [(*block, splits, each) for block in blocks for splits in (1, 2, 3, 4, 6) for each in turns]
+    return [BatchTile(rows, g, s, splits, r, t) for g, s, r, splits, t in every if g > 1 or not t]
 
 
 class _AlwaysBatch(Tuning):

@@ -47,6 +47,7 @@ class PrefillTile:
     ROWS: int
     resident: int
     speed: float
+    turns: bool = False
 
     @property
     def outputs(self) -> int:
@@ -61,7 +62,7 @@ class PrefillTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        return {"M": self.M, "ROWS": self.ROWS}
+        return {"M": self.M, "ROWS": self.ROWS, "TURNS": int(self.turns)}
 
     def grid(self, rows: int, n_out: int) -> tuple[int, int]:
         """Blocks for so many rows and outputs; both matrices of a gated product count."""
@@ -99,6 +100,7 @@ class BatchTile:
     STAGES: int
     splits: int
     resident: int = 1
+    turns: bool = False
 
     @property
     def threads(self) -> int:
@@ -108,7 +110,8 @@ class BatchTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SHARED": 1}
+        kept = {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES}
+        return {**kept, "SHARED": 1, "TURNS": int(self.turns)}
 
     def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
         """Blocks for so many rows, and outputs of one or two matrices."""
@@ -224,7 +227,7 @@ class Tuning:
         """Warps of a block of `decode_attention`, and the tiles that each has room for."""
         stages = 3 if dims <= 128 else 2
         if rows > MANY_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
-            return 2, stages
+            return 4 if rows <= 2 * MANY_ROWS and 4 * stages * 64 * dims <= shared_limit else 2, stages
         if 8 * stages * 64 * dims <= shared_limit:
             return 8, stages
         return 4, stages if 4 * stages * 64 * dims <= shared_limit else 2

@@ -33,6 +33,7 @@ from ...ptx import (
     load_constant,
     load_float,
     load_float4,
+    pass_turn,
     shared,
     shared_of_block,
     shift_right,
@@ -46,6 +47,7 @@ from ...ptx import (
     wait_copies_all_but_3,
     wait_copies_all_but_4,
     wait_for_grid,
+    wait_for_turn,
     warp_barrier,
     wgmma_16,
     wgmma_32,
@@ -65,6 +67,7 @@ LOAD_CODES = LOAD_SCALES = activate
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PLANE_0 = PLANE_1 = PLANE_2 = SUPER_PLANE = 1
 UNIT = BIAS = ACCUMULATE = GATED = VECTORS = PDL = 0
 ROWS = GROUPS = STAGES = 1
+TURNS = 0
 MAX_SPLIT = 8  # blocks of a cluster that every card has
 
 
@@ -154,6 +157,19 @@ def copy_rows(source, line_stride, to, copied: registers((ROWS + 16 * GROUPS - 1
                 copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
             source = source + line_stride
     commit_copies()
+
+
+@device
+def wait_next_copies():
+    """Wait for this thread's copies for the next step."""
+    if STAGES == 3:
+        wait_copies()
+    elif STAGES == 4:
+        wait_copies_all_but_1()
+    elif STAGES == 5:
+        wait_copies_all_but_2()
+    else:
+        wait_copies_all_but_3()
 
 
 @device
@@ -282,24 +298,36 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     for i in static(2):
         own[i] = pack_scales(*scale[i], 64 * begin + lane + 32 * i)
         f[0, i] = dequantize_front(*codes[i], *own[i], quad)
+    group = shift_right(t, 7)
+    following = add_words(group, 1)
+    if following == GROUPS:
+        following = add_words(0, 0)
+    if TURNS:
+        if following == 0:
+            pass_turn(1)
     stage = add_words(0, 0)  # in 32 bits
     free = add_words(STAGES - 1, 0)
     for step in range(begin, end):
         b = x_tiles + stage * (256 * ROWS)
+        if TURNS:
+            wait_for_turn(1 + group)
         acc[()] = multiply(*acc[()], *f[0], b)
         wgmma_wait_all_but_1()
+        if TURNS:
+            pass_turn(1 + following)
         for i in static(2):
             f[1, i] = dequantize_back(*codes[i], *own[i], quad)
+        if TURNS:
+            wait_next_copies()
+            fence_async_proxy()
+            wait_for_turn(1 + group)
         acc[()] = multiply(*acc[()], *f[1], b + 128 * ROWS)
         wgmma_wait_all_but_1()
-        if STAGES == 3:  # for the next step
-            wait_copies()
-        elif STAGES == 4:
-            wait_copies_all_but_1()
-        elif STAGES == 5:
-            wait_copies_all_but_2()
+        if TURNS:
+            if following > 0 or step + 1 < end:
+                pass_turn(1 + following)
         else:
-            wait_copies_all_but_3()
+            wait_next_copies()
         before = stage
         stage = add_words(stage, 1)
         if stage == STAGES:
@@ -308,8 +336,10 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         for i in static(2):
             codes[i] = LOAD_CODES(w_tiles + stage * w_stage, 64, lane + 32 * i)
             scale[i] = LOAD_SCALES(w_tiles + stage * w_stage, 64, lane + 32 * i)
-        fence_async_proxy()
-        barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
+        if not TURNS:
+            fence_async_proxy()
+            barrier()
+        # From here on no warpgroup multiplies the columns of the previous step any more.
         later = add_words(step, STAGES - 1)
         if later < end:
             copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
