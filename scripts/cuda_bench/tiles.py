@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from cuda_bench.models import SHAPES, random_model
 from cuda_bench.right import feed, mean_kl
@@ -11,7 +9,14 @@ from cuda_bench.timing import product_bytes, seconds
 
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.launch import Launch
-from kukri.runtime.cuda.lowering.tuning import PREFILL_TILES, BatchTile, DecodeTile, PrefillTile, Tuning
+from kukri.runtime.cuda.lowering.tuning import (
+    BATCH_SPLITS,
+    PREFILL_TILES,
+    BatchTile,
+    DecodeTile,
+    PrefillTile,
+    Tuning,
+)
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -58,21 +63,19 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
         return machine
 
     def compile_for(machine: CudaMachine) -> None:
-        for tile in tiles:
+        for tile in PREFILL_TILES:
             machine.lowering.tuning = _Always(tile)
             machine.lowering.launches(300, 300, True, True)
 
-    tiles = [*PREFILL_TILES, *(replace(tile, turns=not tile.turns) for tile in PREFILL_TILES)]
-    machine = begin(tiles[0])
-    tried = [None, *tiles] if machine.device.warpgroups else [None]
+    machine = begin(PREFILL_TILES[0])
+    tried = [None, *PREFILL_TILES] if machine.device.warpgroups else [None]
     machine.lowering.kernels.compile_all(lambda: compile_for(machine))
     machine.close()
     found: dict[tuple[str, int], list[str]] = {}
     for tile in tried:
         machine = begin(tile)
         got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
-        turns = " in turn" if tile and tile.turns else ""
-        name = f"{tile.M} x {tile.ROWS}, {tile.resident}{turns}" if tile else "sm80"
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "sm80"
         print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
         for n in rows:
             launches = machine.lowering.launches(n, 0, False, True)
@@ -116,11 +119,8 @@ def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> Non
 def _batch_tiles(n: int) -> list[BatchTile]:
     """Tiles for n rows: all numbers of warpgroups and splits, with the blocks and stages that fit."""
     rows = next(size for size in (16, 32, 64, 128) if n <= size)
-    blocks = [(groups, stages, min(3, 4 // groups)) for groups in (1, 2, 3, 4) for stages in (3, 4, 6)]
-    blocks = [block for block in blocks if block[0] != 3 or rows > 64]
-    turns = (False, True) if rows > 32 else (False,)
-    every = [(*block, splits, each) for block in blocks for splits in (1, 2, 3, 4, 6) for each in turns]
-    return [BatchTile(rows, g, s, splits, r, t) for g, s, r, splits, t in every if g > 1 or not t]
+    blocks = [(groups, stages, min(3, 4 // groups)) for groups in (1, 2, 4) for stages in (3, 4, 6)]
+    return [BatchTile(rows, *block[:2], splits, block[2]) for block in blocks for splits in BATCH_SPLITS]
 
 
 class _AlwaysBatch(Tuning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..kernels.matmul.unpack import READERS
@@ -47,7 +48,6 @@ class PrefillTile:
     ROWS: int
     resident: int
     speed: float
-    turns: bool = False
 
     @property
     def outputs(self) -> int:
@@ -62,7 +62,7 @@ class PrefillTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        return {"M": self.M, "ROWS": self.ROWS, "TURNS": int(self.turns)}
+        return {"M": self.M, "ROWS": self.ROWS}
 
     def grid(self, rows: int, n_out: int) -> tuple[int, int]:
         """Blocks for so many rows and outputs; both matrices of a gated product count."""
@@ -92,7 +92,9 @@ PREFILL_TILES = (
 class BatchTile:
     """The tile of a product of 16 … 128 rows with wgmma: 64 outputs of ROWS rows for each of the GROUPS
     warpgroups of a block, STAGES buffers of 128 columns, and `splits` blocks that share the columns (see
-    kernels/matmul/batch_sm90.py). `resident` is the number of blocks that must fit on a multiprocessor.
+    kernels/matmul/batch_sm90.py). `resident` is the number of blocks that must fit on a multiprocessor,
+    `step` the time of a step in µs, and `filled` the part of the places for blocks that can be taken at once
+    without making a step longer.
     """
 
     ROWS: int
@@ -100,7 +102,8 @@ class BatchTile:
     STAGES: int
     splits: int
     resident: int = 1
-    turns: bool = False
+    step: float = 1.0
+    filled: float = 1.0
 
     @property
     def threads(self) -> int:
@@ -110,19 +113,18 @@ class BatchTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        kept = {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES}
-        return {**kept, "SHARED": 1, "TURNS": int(self.turns)}
+        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SHARED": 1}
 
     def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
         """Blocks for so many rows, and outputs of one or two matrices."""
         return self.splits, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
 
-    def cost(self, parts: int, steps: int, multiprocessors: int) -> int:
-        """The time of a product of `parts` tiles and `steps` steps of 128 columns, in steps; what a block
-        does before and behind its steps takes as long as five of them.
+    def cost(self, parts: int, steps: int, multiprocessors: int) -> float:
+        """The time of a product of `parts` tiles and `steps` steps of 128 columns, µs; what a block does
+        before and behind its steps takes as long as five of them.
         """
-        waves = -(-parts * self.splits // (multiprocessors * self.resident))
-        return waves * (-(-steps // self.splits) + 5)
+        waves = math.ceil(parts * self.splits / (multiprocessors * self.resident * self.filled))
+        return waves * (-(-steps // self.splits) + 5) * self.step
 
     def fits(self, name: str) -> bool:
         """Whether so many blocks have enough shared memory."""
@@ -139,14 +141,15 @@ class BatchTile:
 
 # On an H200; behind each tile one for formats of which fewer steps fit into shared memory.
 BATCH_TILES = (
-    BatchTile(16, 2, 6, 1, 2),
-    BatchTile(16, 2, 4, 1, 2),
-    BatchTile(32, 2, 6, 1, 2),
-    BatchTile(32, 2, 4, 1, 2),
-    BatchTile(64, 2, 4, 1, 2),
-    BatchTile(64, 2, 3, 1, 2),
-    BatchTile(128, 4, 4, 1),
-    BatchTile(128, 4, 3, 1),
+    BatchTile(16, 1, 6, 1, 3),
+    BatchTile(16, 1, 4, 1, 3),
+    BatchTile(32, 1, 4, 1, 3),
+    BatchTile(32, 1, 3, 1, 3),
+    BatchTile(64, 2, 4, 1, 2, 1.05),
+    BatchTile(64, 2, 3, 1, 2, 1.05),
+    BatchTile(64, 1, 3, 1, 2, 0.87),
+    BatchTile(128, 4, 3, 1, 1, 1.67),
+    BatchTile(128, 1, 3, 1, 2, 0.97, 0.73),
 )
 BATCH_ROWS = max(tile.ROWS for tile in BATCH_TILES)
 BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's parts badly
@@ -214,12 +217,20 @@ class Tuning:
         self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
     ) -> BatchTile | None:
         """The tile of a product of up to BATCH_ROWS rows with wgmma; None if that of `prefill` is faster."""
-        fitting = [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)]
-        tile = min(fitting, key=lambda tile: tile.ROWS)
-        steps, parts = -(-blocks // 4), tile.grid(rows, n_out, matrices)[1]
+        steps, fitting = (
+            -(-blocks // 4),
+            [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)],
+        )
+        fewest = min(tile.ROWS for tile in fitting)
         tile = min(
-            (replace(tile, splits=n) for n in BATCH_SPLITS if n <= steps),
-            key=lambda each: each.cost(parts, steps, multiprocessors),
+            (
+                replace(tile, splits=n)
+                for tile in fitting
+                if fewest == tile.ROWS
+                for n in BATCH_SPLITS
+                if n <= steps
+            ),
+            key=lambda each: each.cost(each.grid(rows, n_out, matrices)[1], steps, multiprocessors),
         )
         return None if rows > 64 and tile.splits == 1 else tile
 

@@ -33,7 +33,6 @@ from ...ptx import (
     load_constant,
     load_float,
     load_float4,
-    pass_turn,
     shared,
     shared_of_block,
     shift_right,
@@ -47,7 +46,6 @@ from ...ptx import (
     wait_copies_all_but_3,
     wait_copies_all_but_4,
     wait_for_grid,
-    wait_for_turn,
     warp_barrier,
     wgmma_16,
     wgmma_32,
@@ -67,7 +65,6 @@ LOAD_CODES = LOAD_SCALES = activate
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PLANE_0 = PLANE_1 = PLANE_2 = SUPER_PLANE = 1
 UNIT = BIAS = ACCUMULATE = GATED = VECTORS = PDL = 0
 ROWS = GROUPS = STAGES = 1
-TURNS = 0
 MAX_SPLIT = 8  # blocks of a cluster that every card has
 
 
@@ -148,28 +145,11 @@ def copy_rows(source, line_stride, to, copied: registers((ROWS + 16 * GROUPS - 1
     elif 16 * GROUPS > ROWS:
         copy_async(to, source, copied[0])
     else:
-        for i in static((ROWS + 16 * GROUPS - 1) // (16 * GROUPS)):
-            if 16 * GROUPS * (i + 1) <= ROWS:
-                copy_async(to + 2048 * GROUPS * i, source, copied[i])
-                copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
-            elif thread() < 8 * (ROWS - 16 * GROUPS * i):
-                copy_async(to + 2048 * GROUPS * i, source, copied[i])
-                copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
+        for i in static(ROWS // (16 * GROUPS)):
+            copy_async(to + 2048 * GROUPS * i, source, copied[i])
+            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
             source = source + line_stride
     commit_copies()
-
-
-@device
-def wait_next_copies():
-    """Wait for this thread's copies for the next step."""
-    if STAGES == 3:
-        wait_copies()
-    elif STAGES == 4:
-        wait_copies_all_but_1()
-    elif STAGES == 5:
-        wait_copies_all_but_2()
-    else:
-        wait_copies_all_but_3()
 
 
 @device
@@ -216,8 +196,6 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     """out = (x @ weightsᵀ) · scales + bias, plus the previous `out` with ACCUMULATE; with GATED
     f((x @ weightsᵀ) · scales) · ((x @ otherᵀ) · scales).
 
-    GROUPS: 1, 2 or 4, or 3 if ROWS is 64 or more.
-
     Grid: (splits, ⌈n_out / outputs⌉, ⌈rows / ROWS⌉) in clusters of `splits` blocks, MAX_SPLIT at most and no
     more than there are steps of 128 columns, of 128 · GROUPS threads, where outputs = 64 · GROUPS / (1 +
     GATED). Each of the GROUPS warpgroups of a block computes 64 outputs of ROWS rows; with GATED the first
@@ -233,10 +211,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     begin = div_u32(block_x() * steps, blocks_x())
     end = div_u32((block_x() + 1) * steps, blocks_x())
     base = block_z() * ROWS
-    of_matrix = warp
-    if GATED:
-        if warp >= 2 * GROUPS:
-            of_matrix = warp - 2 * GROUPS
+    of_matrix = warp & (4 * GROUPS // (1 + GATED) - 1)
     at = block_y() * (4 * GROUPS // (1 + GATED)) + of_matrix
     if at > shift_right(args.n_out - 1, 4):
         at = shift_right(args.n_out - 1, 4)
@@ -298,36 +273,24 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     for i in static(2):
         own[i] = pack_scales(*scale[i], 64 * begin + lane + 32 * i)
         f[0, i] = dequantize_front(*codes[i], *own[i], quad)
-    group = shift_right(t, 7)
-    following = add_words(group, 1)
-    if following == GROUPS:
-        following = add_words(0, 0)
-    if TURNS:
-        if following == 0:
-            pass_turn(1)
     stage = add_words(0, 0)  # in 32 bits
     free = add_words(STAGES - 1, 0)
     for step in range(begin, end):
         b = x_tiles + stage * (256 * ROWS)
-        if TURNS:
-            wait_for_turn(1 + group)
         acc[()] = multiply(*acc[()], *f[0], b)
         wgmma_wait_all_but_1()
-        if TURNS:
-            pass_turn(1 + following)
         for i in static(2):
             f[1, i] = dequantize_back(*codes[i], *own[i], quad)
-        if TURNS:
-            wait_next_copies()
-            fence_async_proxy()
-            wait_for_turn(1 + group)
         acc[()] = multiply(*acc[()], *f[1], b + 128 * ROWS)
         wgmma_wait_all_but_1()
-        if TURNS:
-            if following > 0 or step + 1 < end:
-                pass_turn(1 + following)
+        if STAGES == 3:  # for the next step
+            wait_copies()
+        elif STAGES == 4:
+            wait_copies_all_but_1()
+        elif STAGES == 5:
+            wait_copies_all_but_2()
         else:
-            wait_next_copies()
+            wait_copies_all_but_3()
         before = stage
         stage = add_words(stage, 1)
         if stage == STAGES:
@@ -336,10 +299,8 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         for i in static(2):
             codes[i] = LOAD_CODES(w_tiles + stage * w_stage, 64, lane + 32 * i)
             scale[i] = LOAD_SCALES(w_tiles + stage * w_stage, 64, lane + 32 * i)
-        if not TURNS:
-            fence_async_proxy()
-            barrier()
-        # From here on no warpgroup multiplies the columns of the previous step any more.
+        fence_async_proxy()
+        barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
         later = add_words(step, STAGES - 1)
         if later < end:
             copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
@@ -375,7 +336,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), blocks_x() * (128 * GROUPS)
     ):
         row = div_u32(item, 16 * GROUPS // (1 + GATED))
-        column = 4 * (item - row * (16 * GROUPS // (1 + GATED)))
+        column = 4 * (item & (16 * GROUPS // (1 + GATED) - 1))
         output = block_y() * (64 * GROUPS // (1 + GATED)) + column
         inside = args.n_out - output
         target = args.out.address + (base + row) * args.out.stride + 4 * output

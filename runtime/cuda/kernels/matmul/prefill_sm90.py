@@ -26,14 +26,12 @@ from ...ptx import (
     fence_async_proxy,
     launch_dependents,
     load_int,
-    pass_turn,
     shared,
     shift_right,
     thread,
     wait_copies,
     wait_copies_all_but_1,
     wait_for_grid,
-    wait_for_turn,
     wgmma_64,
     wgmma_128,
     wgmma_256,
@@ -52,7 +50,6 @@ CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = 1
 UNIT = BIAS = ACCUMULATE = EXPERTS = GATED = PDL = 0
 M = ROWS = 1
 STAGES = 3  # buffers of 128 columns of x
-TURNS = 0
 
 
 @device
@@ -166,10 +163,6 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
     wait_copies_all_but_1()
     fence_async_proxy()
     barrier()
-    group = shift_right(t, 7)
-    if TURNS:
-        if group == 1:
-            pass_turn(1)
     for step in range(steps):
         piece = 64 * step + lane
         following = piece
@@ -178,14 +171,6 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
         b = x_tiles + stage * (ROWS * 256)
         for part in static(2 * M):
             half = b + (part % 2) * (ROWS * 128)
-            if TURNS:
-                if part == 2 * M - 1:  # for the columns of the next step
-                    if M == 1:
-                        wait_copies()
-                    else:
-                        wait_copies_all_but_1()
-                    fence_async_proxy()
-                wait_for_turn(1 + group)
             if ROWS == 256:
                 acc[part // 2] = wgmma_256(*acc[part // 2], *interleave_rows(*f[part % 2]), half)
             elif ROWS == 128:
@@ -193,17 +178,10 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
             else:
                 acc[part // 2] = wgmma_64(*acc[part // 2], *interleave_rows(*f[part % 2]), half)
             wgmma_wait_all_but_1()
-            if TURNS:
-                if part < 2 * M - 1:
-                    pass_turn(2 - group)
-                elif group == 0 or step + 1 < steps:
-                    pass_turn(2 - group)
             if part == 1:
-                if not TURNS:
-                    wait_copies()  # for the columns of the next step
-                    fence_async_proxy()
-                    barrier()
-                # From here on no warpgroup multiplies the columns of the previous step any more.
+                wait_copies()  # for the columns of the next step
+                fence_async_proxy()
+                barrier()  # after this, no warpgroup multiplies the columns of the previous step any more
                 stage = stage + 1
                 ahead = stage + 1
                 if ahead >= STAGES:
