@@ -98,7 +98,9 @@ NCpuMoe = Annotated[
     flag("--n-cpu-moe", metavar="N", min=0, help="The same, in the first N layers that have experts."),
 ]
 
-SplitModeFlag = Annotated[SplitMode, flag("--split-mode", help="How cards share a model; auto: by layers.")]
+SplitModeFlag = Annotated[
+    SplitMode, flag("--split-mode", help="How cards share a model; auto: by tensors where possible.")
+]
 
 
 def cpu_moe_layers(every: bool, n: int | None) -> int:

@@ -29,15 +29,16 @@ LAYERS_PREFILL_ROWS = 512  # of a step where GPUs have a share of the layers: wh
 def on_cards(placing: Placing, first: Device, numbers: Sequence[int]) -> Model:
     """The model on the GPUs of these numbers, of which the first is open already.
 
-    Each has a part of the layers, or with the split mode "tensors" they share the work of every layer.
-    Raises NotEnoughMemory, CudaError, and UnsupportedModel for a model that cannot be shared in this way;
-    then all of them are closed.
+    They share the work of every layer, or with the split mode "layers" each has a part of the layers; with
+    "auto" the latter only where the former is not possible or needs more memory. Raises NotEnoughMemory,
+    CudaError, and with "tensors" UnsupportedModel for a model that cannot be shared in this way; then all of
+    them are closed.
     """
     devices = [first]
     try:
         devices += [open_device(number) for number in numbers[1:]]
-        by = _by_tensors if placing.options.split_mode == "tensors" else _by_layers
-        return by(placing, devices)
+        shares = _shares_of_layers(placing, devices)
+        return _by_tensors(placing, devices, *shares) if shares else _by_layers(placing, devices)
     except BaseException:
         for device in devices:
             device.close()
@@ -105,10 +106,24 @@ def contexts(placing: Placing, parts: Sequence[Program], devices: Sequence[Devic
     return context
 
 
-def _by_tensors(placing: Placing, devices: Sequence[Device]) -> Model:
-    from ..cuda.team import CudaTeam
+def _shares_of_layers(placing: Placing, devices: Sequence[Device]) -> tuple[list[Program], int] | None:
+    """The programs of GPUs that share every layer, and the context for which they fit; None if the GPUs have
+    whole layers each. Raises UnsupportedModel and NotEnoughMemory with the split mode "tensors"."""
+    mode = placing.options.split_mode
+    if mode == "layers":
+        return None
+    try:
+        parts = tensor_parts(placing.program, len(devices))
+        _check_reach(devices)
+        return parts, contexts(placing, parts, devices)
+    except (UnsupportedModel, NotEnoughMemory):
+        if mode == "tensors":
+            raise
+        return None
 
-    parts = tensor_parts(placing.program, len(devices))
+
+def _check_reach(devices: Sequence[Device]) -> None:
+    """Raises UnsupportedModel if a GPU cannot read the memory of another one."""
     for device in devices:
         for other in devices:
             if not device.reaches(other):
@@ -116,7 +131,11 @@ def _by_tensors(placing: Placing, devices: Sequence[Device]) -> Model:
                     f"cards {device.index} and {other.index} cannot share the layers of a model: they do not "
                     "reach each other's memory"
                 )
-    context = contexts(placing, parts, devices)
+
+
+def _by_tensors(placing: Placing, devices: Sequence[Device], parts: Sequence[Program], context: int) -> Model:
+    from ..cuda.team import CudaTeam
+
     rows = placing.max_rows(context, CUDA_PREFILL_ROWS)
 
     def make(part: Program, device: Device, group: CardGroup) -> CudaMachine:

@@ -48,8 +48,8 @@ class LoadOptions:
       CPU. Default: all, or with "auto" as many as fit.
     - `devices`: the numbers of the GPUs that share the model, as the driver counts them, which then run all
       of it. Default: the first one, and where it has no room for the model all there are.
-    - `split_mode`: how several GPUs share a model: by "layers", one part of them each, which "auto" is, or by
-      "tensors", where every layer's work is divided.
+    - `split_mode`: how several GPUs share a model: by "tensors", where every layer's work is divided, or by
+      "layers", a part of them each; "auto" is by tensors if the model and the GPUs allow it.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     - `weight_cache`: bytes on disk for weights in the order in which the CPU machine reads them, of all
       models together; a model whose weights are there starts without repacking them. Default: 0, none.

@@ -251,8 +251,9 @@ def two_gpus(gpu, monkeypatch):
     return gpus
 
 
-def test_two_gpus_share_the_layers(two_gpus, folder):
-    model, said = load(folder, devices=(0, 1))
+@pytest.mark.parametrize("mode", ["auto", "layers"])
+def test_two_gpus_share_the_layers(two_gpus, folder, mode):
+    model, said = load(folder, devices=(0, 1), split_mode=mode)  # three heads, which two cards cannot share
     assert [machine.device for machine in model._machine.machines] == two_gpus
     counts = [len(machine.program.layers) - 1 for machine in model._machine.machines]
     assert sum(counts) == n_layers(model)
@@ -263,9 +264,10 @@ def test_two_gpus_share_the_layers(two_gpus, folder):
     np.testing.assert_allclose(model.logits(ids), expected.logits(ids), atol=1e-4)
 
 
-def test_two_gpus_share_every_layer(two_gpus, conformance):
+@pytest.mark.parametrize("mode", ["auto", "tensors"])
+def test_two_gpus_share_every_layer(two_gpus, conformance, mode):
     folder = conformance("llama")
-    model, said = load(folder, devices=(0, 1), split_mode="tensors")
+    model, said = load(folder, devices=(0, 1), split_mode=mode)
     machine = model._machine
     assert isinstance(machine, StandInTeam)
     assert [part.device for part in machine.machines] == two_gpus
@@ -280,6 +282,13 @@ def test_gpus_that_cannot_share_every_layer_say_why(two_gpus, folder, conformanc
     two_gpus[1].reaching = False
     with pytest.raises(UnsupportedModel, match="cards 1 and 0 cannot share the layers of a model"):
         load(conformance("llama"), devices=(0, 1), split_mode="tensors")
+
+
+def test_gpus_that_do_not_reach_each_other_have_layers_each(two_gpus, conformance):
+    two_gpus[1].reaching = False
+    model, said = load(conformance("llama"), devices=(0, 1))
+    assert isinstance(model._machine, StandInChain)
+    assert not said
 
 
 def test_a_context_that_shrinks_on_two_gpus(two_gpus, conformance, monkeypatch):
