@@ -102,7 +102,10 @@ def batch_tiles(shape: str, kind: str, rows: list[int], layers: int = 16) -> Non
             lowering.tuning = _AlwaysBatch(tile)
             return [a for a in lowering.launches(n, n, True) if a.name.startswith("batch_matmul")]
 
-        lowering.kernels.compile_all(lambda tiles=tried: [launches(tile) for tile in tiles])
+        def ask(tiles: list[BatchTile] = tried) -> list[list[Launch]]:
+            return [launches(tile) for tile in tiles]
+
+        lowering.kernels.compile_all(ask)
         found: dict[str, list[tuple[float, BatchTile]]] = {}
         for tile in tried:
             own = launches(tile)
