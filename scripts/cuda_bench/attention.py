@@ -23,6 +23,7 @@ class Variant(Tuning):
     """`Tuning` with other blocks of attention."""
 
     alone: int = Tuning.alone
+    heads: int = Tuning.heads
     block: tuple[int, int] | None = None  # warps, and tiles that each has room for
 
     def split_kv(self, rows: int, dims: int, shared_limit: int) -> tuple[int, int]:
@@ -35,6 +36,8 @@ VARIANTS = {
     "2 alone": Variant(alone=2),
     "8 alone": Variant(alone=8),
     "8 warps, 2 tiles": Variant(block=(8, 2)),
+    "2 heads": Variant(heads=2),
+    "8 heads": Variant(heads=8),
     "4 warps, 3 tiles": Variant(block=(4, 3), alone=2 * Tuning.alone),
 }
 

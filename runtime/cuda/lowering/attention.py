@@ -113,7 +113,7 @@ class AttentionLowering(PrepareLowering):
     def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
         """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
         dims, n = op.head_dim, self._n_rows[False]
-        heads = greatest_divisor(op.heads // op.kv_heads, 16)
+        heads = greatest_divisor(op.heads // op.kv_heads, self.tuning.heads if n == 1 else 16)
         warps, stages = self.tuning.split_kv(n, dims, self._shared_limit - behind_warps(heads, dims))
         constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}
         constants["ALONE"] = self.tuning.alone if n == 1 else 0

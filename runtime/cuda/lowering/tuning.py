@@ -167,6 +167,7 @@ class Tuning:
     """
 
     alone = 4  # tiles of a warp of `decode_attention` up to which the context of a single row is not split
+    heads = 4  # of a block of it for a single row, whose queries are prepared one after the other
     wide_attention = True  # whether attention of prompts uses wgmma where the card has it
     attention_turns = True  # whether its warpgroups start their products in turn
 
