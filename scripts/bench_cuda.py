@@ -1,7 +1,8 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
     python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
-    the end; PATH: llama.cpp's, built for the card, which runs the same models in between
+    the end; PATH: llama.cpp's, built for the card, which runs the same models in between, as does the
+    llama-batched-bench beside it
     python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
     machine, with keys and values kept as f32, f16, q8_0 or q4_0
     python scripts/bench_cuda.py many [FIXTURE …]           requests of several threads against single runs
@@ -34,10 +35,7 @@ Models are made up: random blocks in the shape of a published model.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -49,9 +47,10 @@ from cuda_bench.cards import cards
 from cuda_bench.host import host
 from cuda_bench.latent import latent
 from cuda_bench.launches import launches as between_ops
+from cuda_bench.llama import llama_speeds
 from cuda_bench.many import many
 from cuda_bench.mixtures import MIXTURES, random_mixture
-from cuda_bench.models import random_model, write_model
+from cuda_bench.models import random_model
 from cuda_bench.prompt_attention import prompt_attention
 from cuda_bench.recurrent import recurrent
 from cuda_bench.right import conformance, instructions
@@ -186,7 +185,7 @@ def everything(llama_bench: str | None) -> None:
             | batch(shape, kind, profile)
         )
         print(f"{shape} {kind}: {speeds}", flush=True)
-        peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
+        peer = llama_speeds(Path(llama_bench), shape, kind) if llama_bench else {}
         read = bytes_per_token(random_model(shape, kind), "f16", 1, 128)
         for test, speed in speeds.items():
             other = peer.get(test)
@@ -205,25 +204,6 @@ def everything(llama_bench: str | None) -> None:
     print(f"\n{name}, copies {copy / 1e9:.0f} GB/s, tokens a second\n")
     header = ("model", "test", "kukri", "llama.cpp", "ratio", "of bandwidth")
     print(markdown_table(header, rows, left=(0, 1)))
-
-
-def llama_speeds(program: str, shape: str, kind: str) -> Speeds:
-    """What llama.cpp does in the same tests."""
-    speeds: Speeds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_model(path, shape, kind)
-        for flags in ("-p 4096 -n 128", "-p 0 -n 128 -d 8192"):
-            command = [program, "-m", str(path), *f"{flags} -r 3 -ngl 99 -fa 1 -o json".split()]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"llama-bench {flags} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-                continue
-            for found in json.loads(done.stdout):
-                test = f"pp{found['n_prompt']}" if found["n_prompt"] else f"tg{found['n_gen']}"
-                depth = found.get("n_depth", 0)
-                speeds[test + (f" @ d{depth}" if depth else "")] = found["avg_ts"]
-    return speeds
 
 
 def main() -> None:
