@@ -38,7 +38,7 @@ def llama_speeds(llama_bench: Path, shape: str, kind: str) -> dict[str, float]:
 def _output(program: Path, model: Path, flags: str) -> str:
     """What a tool prints; nothing, and a line that says so, if it fails."""
     try:
-        command = [program, "-m", model, *ON_CARD.split(), *flags.split()]
+        command: list[str | Path] = [program, "-m", model, *ON_CARD.split(), *flags.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as problem:
         print(f"cannot start {program}: {problem.strerror}")
