@@ -26,6 +26,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -49,11 +50,29 @@ def second(function: Function) -> Function:
 
 
 def constants_for(function: Function, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """The constants that a device function is staged for, where its caller is staged for `constants`."""
+    """The constants that a device function is staged for, where its caller is staged for `constants`: those
+    that it depends on, so that callers which differ in others share it."""
     found = dict(constants)
     if getattr(function, "second", False):
         found |= {k.removesuffix("_SECOND"): v for k, v in found.items() if k.endswith("_SECOND")}
-    return found
+    names = _names(function)
+    return {name: value for name, value in found.items() if name in names}
+
+
+@cache
+def _names(function: Function) -> frozenset[str]:
+    """The names in the source of a device function, and in those of the device functions that it names."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    visible = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    for name in sorted(names):
+        called = visible.get(name)
+        if called is not function and getattr(called, "on_device", False):
+            below = _names(called)
+            names |= below
+            if getattr(called, "second", False):
+                names |= {f"{each}_SECOND" for each in below}
+    return frozenset(names)
 
 
 def static(*bounds: int) -> range:
