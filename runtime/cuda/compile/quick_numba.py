@@ -11,6 +11,7 @@ elsewhere kernels compile as well, but more slowly.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from typing import Any
 
 from numba.core import types
 from numba.core.types import functions
-from numba.cuda import lowering
 from numba.cuda.core import analysis, ir, ssa, targetconfig
 
+lowering: Any = importlib.import_module("numba.cuda.lowering")
 # The first digits of SHA-256 of the sources that the replacements were written for.
 _WRITTEN_FOR = {
     "ssa": "e4ef931257e4dcde",
