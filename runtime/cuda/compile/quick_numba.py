@@ -93,9 +93,11 @@ def _run_ssa(blocks: dict[int, Any]) -> dict[int, Any]:
             states["label"] = label
             body = bodies[label]
             for at in positions:
-                if isinstance(body[at], ir.assign_types):
-                    body[at] = fresh.on_assign(states, body[at])
-                    fix.defined_at[id(body[at])] = at
+                statement = body[at]
+                if isinstance(statement, ir.assign_types):
+                    body[at] = fresh.on_assign(states, statement)
+                    if body[at] is not statement:  # a definition, which is in `defmap` from now on
+                        fix.defined_at[id(body[at])] = at
         phimap: dict[int, list[Any]] = defaultdict(list)
         states |= {"phimap": phimap, "cfg": cfg}
         states["phi_locations"] = ssa._compute_phi_locations(df_plus, defmap)

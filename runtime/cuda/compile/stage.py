@@ -33,6 +33,7 @@ from typing import Any
 from ..abi.arguments import is_record, leaves
 
 Function = Callable[..., Any]
+MANY_ARGUMENTS = 25  # that Python's compiler takes as they are, in a call or a tuple
 
 
 def device(function: Function) -> Function:
@@ -275,7 +276,7 @@ class _Stager(ast.NodeTransformer):
         for argument in node.args:
             starred = isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
             arguments += argument.value.elts if starred else [argument]  # type: ignore[attr-defined]
-        node.args = arguments
+        node.args = arguments if len(arguments) <= MANY_ARGUMENTS else [_in_parts(arguments)]
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
@@ -305,6 +306,19 @@ class _Stager(ast.NodeTransformer):
             return _UNKNOWN
         expression = ast.fix_missing_locations(ast.Expression(_copy(node)))
         return eval(compile(expression, "<constant>", "eval"), {}, self._constants)
+
+
+def _in_parts(arguments: list[ast.expr]) -> ast.expr:
+    """Many arguments of a call as a sum of tuples. Python's compiler would append them to a list one by one,
+    each of which makes another type for Numba."""
+    parts = [
+        ast.Tuple(arguments[i : i + MANY_ARGUMENTS], ast.Load())
+        for i in range(0, len(arguments), MANY_ARGUMENTS)
+    ]
+    whole: ast.expr = parts[0]
+    for part in parts[1:]:
+        whole = ast.BinOp(whole, ast.Add(), part)
+    return ast.Starred(whole, ast.Load())
 
 
 _UNKNOWN = object()
