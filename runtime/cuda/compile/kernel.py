@@ -197,7 +197,9 @@ class Kernels:
         if not (missing := self._missing([*wanted, *common, *rest])):
             complete.store(note, b"")
             return
-        self._compile_now([what for what in missing if what in {*wanted, *common}])
+        urgent = [what for what in missing if what in {*wanted, *common}]
+        # Those that take longest first, so that no process is left with one in the end.
+        self._compile_now(sorted(urgent, key=lambda what: "attention" not in what.name))
         self._compiling().add(missing)
 
     def close(self) -> None:
