@@ -135,24 +135,31 @@ class Workers:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """Start a process, and hand it one kernel after the other until none is left or it dies."""
-        process = None
-        while (task := self._next()) is not None:
+        """Start a process, and hand it one kernel after the other until none is left; for one that dies start
+        another, but not twice in a row."""
+        process, died = None, 0
+        while died < 2 and (task := self._next()) is not None:
             kernel, urgent = task
             process = process or self._start_process()
             ptx = "" if process is None else _request(process, kernel, self._capability, urgent)
             if ptx:
+                died = 0
                 with suppress(Exception):  # it is compiled again where it is needed, and the error raised
                     self._take(kernel, ptx)
+            else:
+                died += 1
+                self._end(process)
+                process = None
             with self._changed:
                 self._running.discard(kernel)
                 self._done.add(kernel)
                 self._busy -= not urgent
-                if not ptx:
+                if died == 2:
                     self._leave()
                 self._changed.notify_all()
-            if not ptx:
-                break
+        self._end(process)
+
+    def _end(self, process: subprocess.Popen[bytes] | None) -> None:
         if process is not None:
             with self._changed:
                 self._processes.remove(process)
