@@ -202,7 +202,7 @@ class CudaMachine:
             *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in FIRST_TOP_K),
             *(partial(launches, n, 1, False, True) for n in prompts[2:]),
             *(partial(launches, n, n, True) for n in rows),
-            *(partial(launches, n, 1, False) for n in (2, DECODE_ROWS)),
+            *(partial(launches, n, 1, False) for n in (2, DECODE_ROWS) if n <= self.max_rows),
             *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
         ]
 
