@@ -249,22 +249,21 @@ class LaunchBuilder:
 
     def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
-        a buffer; of a step of one row, also if that is selected first.
+        a buffer.
         """
         if buffer in self.program.boundary_out:
             return False
         all_readers = readers(self.cuda_ops, i, buffer)
-        return bool(all_readers) and all(self._reads_as_matmul(r, buffer) for r in all_readers)
+        return bool(all_readers) and all(self._multiplies(r, buffer) for r in all_readers)
 
-    def _reads_as_matmul(self, op: CudaOp, buffer: ops.Buffer) -> bool:
-        # The row itself takes the place of the selected one. With more rows that is not so if only some are
-        # selected, which would need further kernels.
-        if isinstance(op, ops.SelectRows) and self._n_rows[False] == 1:
-            (at,) = (i for i, other in enumerate(self.cuda_ops) if other is op)
-            return self._read_only_by_matmuls(at, op.out)
-        if isinstance(op, JoinedMatMul):
-            return op.x == buffer and not op.weights[0].format.is_float
-        return isinstance(op, GatedMatMul) and op.x == buffer
+    def _multiplies(self, op: CudaOp, x: ops.Buffer) -> bool:
+        """Whether an op that reads `x` is a product with block-quantised weights; or the selection of all
+        rows, which is no launch, for such products."""
+        if isinstance(op, ops.SelectRows) and self._all_logits:
+            return self._read_only_by_matmuls(self.cuda_ops.index(op), op.out)
+        if isinstance(op, JoinedMatMul) and op.weights[0].format.is_float:
+            return False
+        return isinstance(op, GatedMatMul | JoinedMatMul) and op.x == x
 
     def _padded_rows(self, buffer: ops.Buffer) -> int:
         """The constant TOKENS of kernels for the step's rows of a buffer."""
