@@ -19,6 +19,7 @@ import numpy as np
 from ..block import BlockFormat
 from ..formats.packing import Scales
 from ..jit.kernel import CpuKernel
+from .e4m3_search import best_scales
 from .scale_search import ScaleSearch, midpoints
 
 # Fields of the argument records of the kernels: addresses of arrays and integers, all int64
@@ -114,6 +115,10 @@ def fit_scales(codebook: Codebook, weights: np.ndarray, importance: np.ndarray |
     None means uniform importance; only ratios matter. Releases the GIL.
     """
     importance = normalised_importance(importance, codebook.form.block_size)
+    if codebook.search.e4m3:
+        blocks = np.zeros(len(weights), codebook.dtype)
+        blocks["d"] = best_scales(np.ascontiguousarray(weights, np.float32), importance)
+        return blocks
     return codebook.blocks(_search(codebook, weights, importance))
 
 

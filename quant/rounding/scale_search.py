@@ -46,6 +46,7 @@ class ScaleSearch:
     affine: bool = False  # sub-blocks have a minimum
     positive_minimum: bool = False  # the minimum is at least 0
     powers: bool = False  # scales are powers of two
+    e4m3: bool = False  # scales of sub-blocks are 8-bit floats: `e4m3_search` finds them
     scale_range: tuple[int, int] = (0, 0)  # of s; (0, 0): blocks have no sub-blocks
     scale_starts: np.ndarray | None = None  # float32 [k]: trial values of d, as `starts`
 

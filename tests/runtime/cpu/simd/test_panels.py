@@ -9,7 +9,16 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.runtime.cpu.simd.panels import HIGH_BITS_PLANE, PLANES, regroup_high_bits, repack, repacked_bytes
+from kukri.quant.formats.nvfp4 import scale_codes
+from kukri.runtime.cpu.simd.panels import (
+    HIGH_BITS_PLANE,
+    PLANES,
+    WITH_FACTOR,
+    regroup_high_bits,
+    repack,
+    repacked_bytes,
+    stored_factor,
+)
 
 RNG = np.random.default_rng(3)
 
@@ -36,10 +45,16 @@ def test_layout(name, lanes, rows, blocks):
     tensor = random_tensor(name, rows, blocks)
     panels = repack(tensor, lanes)
     n_panels = -(-rows // lanes)
-    assert panels.shape == (n_panels, lanes * tensor.data.shape[1])  # not a bit more a weight
+    planes = lanes * tensor.data.shape[1]
+    factor = 4 * lanes if name in WITH_FACTOR else 0
+    assert panels.shape == (n_panels, planes + factor)  # not a bit more a weight
+    if factor:
+        assert (panels[:, planes:].view(np.float32) == stored_factor(tensor)).all()
     assert panels.ctypes.data % 64 == 0
     padded = np.zeros((n_panels * lanes, blocks, tensor.format.type_size), np.uint8)
     padded[:rows] = tensor.data.reshape(rows, blocks, -1)
+    if name == "NVFP4":  # without the unused bits, and NaN as the zero that it is read as
+        padded[..., :4] = scale_codes(padded[..., :4])
     at = 0
     for i, plane in enumerate(PLANES[name]):
         element = np.dtype(f"u{plane.size}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kukri.quant.formats import FORMATS
 from kukri.runtime.cuda.kernels.common.common import SILU
 from kukri.runtime.cuda.kernels.common.sums import SumArguments
 from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul, two_matmuls
@@ -83,7 +84,7 @@ def multiply(n, constants, weights, n_out, x, epilogue):
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
     constants = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
-    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
+    width = {32: 480, 64: 448}.get(FORMATS[name].block_size, 512)
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
     x[0, 7] = 100
