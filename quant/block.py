@@ -48,7 +48,7 @@ class QTensor:
     read-only view of a memory-mapped file. Where a checkpoint packs weights in another way, `data` is a
     `checkpoint.lazy_rows.LazyRows`, which stands in for such an array and decodes rows when they are read.
     `factors` are what weights are multiplied by beside the scales in their blocks, each a float32: one for
-    the whole tensor, or one for each of so many equal parts of its rows, as of stacked experts. Empty means 1.
+    the whole tensor, or one for each of so many equal parts of its rows, as of stacked experts. Empty: 1.
     """
 
     name: str

@@ -9,9 +9,10 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.quant.formats.nvfp4 import scale_codes
+from kukri.quant.formats.nvfp4 import E4M3, scale_codes
 from kukri.runtime.cpu.simd.panels import (
     HIGH_BITS_PLANE,
+    NORMAL_SCALES,
     PLANES,
     WITH_FACTOR,
     regroup_high_bits,
@@ -53,8 +54,8 @@ def test_layout(name, lanes, rows, blocks):
     assert panels.ctypes.data % 64 == 0
     padded = np.zeros((n_panels * lanes, blocks, tensor.format.type_size), np.uint8)
     padded[:rows] = tensor.data.reshape(rows, blocks, -1)
-    if name == "NVFP4":  # without the unused bits, and NaN as the zero that it is read as
-        padded[..., :4] = scale_codes(padded[..., :4])
+    if name == "NVFP4":
+        padded[..., :4] = NORMAL_SCALES[padded[..., :4]]
     at = 0
     for i, plane in enumerate(PLANES[name]):
         element = np.dtype(f"u{plane.size}")
@@ -67,6 +68,13 @@ def test_layout(name, lanes, rows, blocks):
                 if HIGH_BITS_PLANE.get(name) == i:
                     piece = regroup_high_bits(piece)
                 np.testing.assert_array_equal(stored[row // lanes, block, :, row % lanes], piece)
+
+
+def test_scales_of_nvfp4_are_normal_numbers():
+    codes = np.arange(256)
+    values = (NORMAL_SCALES[codes].astype(np.uint32) << 20).view(np.float32)
+    assert ((values == 0) | (values >= np.finfo(np.float32).tiny)).all()
+    np.testing.assert_array_equal(values * np.float32(2.0**117), E4M3[scale_codes(codes)])
 
 
 def test_regrouped_high_bits():
