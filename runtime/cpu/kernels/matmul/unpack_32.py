@@ -92,7 +92,7 @@ def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _nvfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
-    """w = factor · d / 2 · E2M1_DOUBLED[code], a d for each 16 (`panels.NORMAL_SCALES`); two groups a block."""
+    """w = factor · d / 2 · E2M1_DOUBLED[code], d for each 16 (`panels.NORMAL_SCALES`), two groups a block."""
     at = panel + n_blocks * _NVFP4[1] + group * (4 * VECTOR)
     a, b, c, d = loadv_i32(at), loadv_i32(at + VECTOR), loadv_i32(at + 2 * VECTOR), loadv_i32(at + 3 * VECTOR)
     factor = loadv_f32(panel + n_blocks * _NVFP4_BLOCK)  # `panels.stored_factor`
