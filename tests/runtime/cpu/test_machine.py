@@ -344,11 +344,11 @@ def test_only_some_rows_wanted():
 
 
 @pytest.mark.parametrize(
-    "kind", ["Q8_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1"))]
+    "kind", ["Q8_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1", "NVFP4"))]
 )
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
-    whole = program(4, kind=kind)
+    whole = program(4, kind=kind, ffn=128 if kind == "NVFP4" else 96)
     steps = batches_of_sequences(np.random.default_rng(2), [60])
     machine = CpuMachine(whole, 40, threads=2)
     got = np.concatenate(run(machine, steps, 7, 64))
