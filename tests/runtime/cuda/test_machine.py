@@ -106,8 +106,9 @@ def test_kernels_of_all_short_steps_are_compiled_together(program):
     """Steps with drafted or forced ids have any number of rows: none of them stops to compile."""
 
     class Asking(StandInKernels):
-        def compile_all(self, ask):
-            ask()
+        def compile_in_order(self, capacity, first, alike, later):
+            for ask in (first, *later):
+                ask()
 
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=64, device=device, kernels=Asking(device))
