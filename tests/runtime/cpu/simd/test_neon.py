@@ -162,9 +162,9 @@ def test_scales_and_codes_are_unpacked_by_vectors(assembly):
     unpacking = [n for n in assembly if re.search(rf"(GEMMS|GEMVS|EMBEDS)\[({'|'.join(CODES)})\]", n)]
     for name in unpacking:
         kind = name.split("[")[1].rstrip("]")
-        if kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):
+        if kind in ("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"):
             assert lines(assembly[name], "tbl"), name
-        if kind != "MXFP4":  # whose scales are bare exponents
+        if kind not in ("MXFP4", "NVFP4"):  # whose scales are bytes
             assert lines(assembly[name], "fcvtl"), name
 
 
