@@ -180,8 +180,8 @@ def fit_power(x: np.ndarray, w: np.ndarray, level: RoundToLevel) -> np.ndarray:
 def fit_e4m3(x: np.ndarray, w: np.ndarray, level: RoundToLevel, top: np.float32) -> np.ndarray:
     """The half of an E4M3 number s with the least Σ w (x - s · level(x / s))²; `[n]`.
 
-    Tried are those from a little below that which maps the peak to the `top` level, 12, to those that map it to
-    8, the level before. Beyond, levels are as far apart as with half the scale.
+    Tried are those from a little below that which maps the peak to the `top` level, 12, to those that map it
+    to 8, the level before. Beyond, levels are as far apart as with half the scale.
     """
     peak = np.abs(x).max(axis=0)
     whole = peak * (np.float32(1) / top)

@@ -116,7 +116,8 @@ def test_hostile_blocks_come_back_close(name: str) -> None:
     weights = hostile(codebook, 100, 3)
     back = stored(codebook, encode_blocks(codebook, weights))
     assert np.isfinite(back).all()
-    span = np.maximum(weights.max(axis=1), 0) - np.minimum(weights.min(axis=1), 0)
+    with np.errstate(over="ignore"):
+        span = np.maximum(weights.max(axis=1), 0) - np.minimum(weights.min(axis=1), 0)
     held = (span < (2600 if name == "NVFP4" else 1e6)) & (np.abs(weights).max(axis=1) > 1e-3)
     assert held.sum() > 85
     worst = np.abs(back - weights).max(axis=1)[held] / span[held]
