@@ -95,7 +95,7 @@ def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
     program = made_up(shape, kind)
     made = time.perf_counter()
     n_pages = (max([256, *depths]) + 256) // 64
-    machine = CudaMachine(program, n_pages)
+    machine = CudaMachine(program, n_pages, background=False)
     loaded = time.perf_counter()
     print(f"{shape} {kind} on {machine.device.name}: made {made - start:.1f} s, loaded {loaded - made:.1f} s")
     speeds: Speeds = {}
@@ -119,7 +119,7 @@ def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
 
 def choose(shape: str, kind: str) -> None:
     """Steps whose logits all come back, and steps of which only the best tokens do; both with the sampler."""
-    machine = CudaMachine(random_model(shape, kind), 4)
+    machine = CudaMachine(random_model(shape, kind), 4, background=False)
     vocab = machine.program.logits.width
     for name, params in (
         ("greedy", SamplingParams(temperature=0)),
@@ -149,7 +149,7 @@ def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
     speeds: Speeds = {"pp4096": 0.0}
     most = max(rows or [512])
     program = made_up(shape, kind)
-    machine = CudaMachine(program, 4096 // 64, max_rows=most)
+    machine = CudaMachine(program, 4096 // 64, max_rows=most, background=False)
     for n in rows or [512]:
         times = []
         for _ in range(3):

@@ -328,6 +328,7 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
                 plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
                 devices=device_numbers(plan.devices), split_mode=plan.split_mode, cpu_moe=plan.cpu_moe,
+                background=False,
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)

@@ -82,7 +82,8 @@ class CudaMachine:
     The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
     as for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16.
     Raises UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and
-    CudaOutOfMemory. With a `group`, the machine is one of several that share a program: see CudaTeam. A
+    CudaOutOfMemory. Kernels that the first steps do not need are compiled in the `background`, or before the
+    constructor returns. With a `group`, the machine is one of several that share a program: see CudaTeam. A
     machine must not be used by two threads at once.
     """
 
@@ -101,6 +102,7 @@ class CudaMachine:
         device: Device | None = None,
         kernels: Kernels | None = None,
         group: CardGroup | None = None,
+        background: bool = True,
     ) -> None:
         check_supported(program)
         self.program = program
@@ -115,6 +117,7 @@ class CudaMachine:
         self.device = device or Device()
         self._closed = False
         self._kernels = kernels or Kernels(self.device, progress)
+        self._in_background = background
         try:
             cuda_ops, memory = fuse(program), Memory(self.device)
             bits = CACHE_BITS[self.kv_type]
@@ -214,6 +217,8 @@ class CudaMachine:
             return
         alike = [partial(launches, n, 1, False, True) for n in prompts]
         self._kernels.compile_in_order(repr(self.lowering.capacity), first, alike, asks)
+        if not self._in_background:
+            self._kernels.finish()
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.

@@ -49,6 +49,7 @@ def beside_cpu_experts(placing: Placing, device: Device) -> Model | None:
             release=placing.source.release,
             progress=placing.progress,
             device=device,
+            background=options.background,
         )
     except BaseException:
         host.close()

@@ -54,6 +54,8 @@ class LoadOptions:
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     - `weight_cache`: bytes on disk for weights in the order in which the CPU machine reads them, of all
       models together; a model whose weights are there starts without repacking them. Default: 0, none.
+    - `background`: whether a model on a GPU answers while kernels that its first steps do not need are still
+      compiled.
     """
 
     device: str = "auto"
@@ -73,6 +75,7 @@ class LoadOptions:
     split_mode: str = "auto"
     cpu_moe: int = 0
     weight_cache: int = 0
+    background: bool = True
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -311,6 +311,7 @@ class Placing:
             progress=self.progress,
             device=device,
             group=group,
+            background=self.options.background,
         )
 
     def model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:

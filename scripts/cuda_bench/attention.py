@@ -46,7 +46,7 @@ def attention(program: Program, depths: list[int]) -> None:
     """µs of a launch of attention of a step of one row, by the tokens that the row sees and by variants."""
     depths = depths or list(DEPTHS)
     n_pages = max(depths) // 64 + 1
-    machine = CudaMachine(program, n_pages)
+    machine = CudaMachine(program, n_pages, background=False)
     machine._kernels.compile_all(lambda: [launches(machine, each) for each in VARIANTS.values()])
     planned = {name: launches(machine, each) for name, each in VARIANTS.items()}
     machine.device.wait()

@@ -49,7 +49,7 @@ def machines(program: Program, n: int) -> Iterator[tuple[str, CudaMachine | Cuda
 
     def made(part: Program, device: Device, group: CardGroup | None = None, rows: int = ROWS) -> CudaMachine:
         device.use()
-        return CudaMachine(part, PAGES, max_rows=rows, device=device, group=group)
+        return CudaMachine(part, PAGES, max_rows=rows, device=device, group=group, background=False)
 
     try:
         yield "one card", made(program, Device()), ROWS

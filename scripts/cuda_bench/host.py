@@ -73,7 +73,7 @@ def host(shape: str, kind: str, variants: list[str]) -> None:
     for variant in variants or VARIANTS:
         waiting, machine_module.MAPPED_LOGITS = VARIANTS[variant]
         device = TimedDevice(waiting)
-        machine = CudaMachine(program, 8, device=device)
+        machine = CudaMachine(program, 8, device=device, background=False)
         for name, params in CASES.items():
             parts = step_parts(machine, device, params)
             k = Sampler(params).top_k_needed(machine.program.logits.width, 64 + WARM_UP) if params else 0

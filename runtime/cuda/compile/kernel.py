@@ -202,6 +202,11 @@ class Kernels:
         self._compile_now(sorted(urgent, key=lambda what: "attention" not in what.name))
         self._compiling().add(missing)
 
+    def finish(self) -> None:
+        """Wait until nothing is compiled in the background any more."""
+        if self._workers is not None:
+            self._workers.finish(self._at)
+
     def close(self) -> None:
         """Stop compiling. Missing kernels are still compiled where they are needed."""
         if self._workers is not None:
@@ -224,14 +229,12 @@ class Kernels:
         return made, list(dict.fromkeys(wanted))
 
     def _compile_now(self, missing: list[CudaKernel]) -> None:
-        if not missing:
-            return
+        if missing:
+            self._compiling().compile_now(missing, self._at)
 
-        def at(done: int, total: int) -> None:
-            if self.progress is not None:
-                self.progress("compiling kernels (only once)", done, total)
-
-        self._compiling().compile_now(missing, at)
+    def _at(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress("compiling kernels (only once)", done, total)
 
     def _compiling(self) -> Workers:
         if compiler_version() is None:

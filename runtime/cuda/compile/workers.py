@@ -43,7 +43,7 @@ class Workers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[Thread] = []
         self._busy = 0  # processes that have a kernel of `_later`
-        self._cores = os.cpu_count() or 1
+        self._cores = _usable_cores()
         self._closed = False
 
     def add(self, kernels: Iterable[Kernel]) -> None:
@@ -75,6 +75,12 @@ class Workers:
                 self._changed.wait()
         if progress is not None:
             progress(len(wanted), len(wanted))
+
+    def finish(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """`compile_now` with all that is queued."""
+        with self._changed:
+            queued = [*self._running, *self._urgent, *self._later]
+        self.compile_now(queued, progress)
 
     def close(self) -> None:
         """End all processes, and wait for that. What is still queued is not compiled."""
@@ -174,6 +180,13 @@ class Workers:
             if process is not None:
                 self._processes.append(process)
             return process
+
+
+def _usable_cores() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _request(

@@ -54,7 +54,7 @@ def quick(tmp_path, monkeypatch):
     (tmp_path / "quick_compiler.py").write_text(SERVE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(workers, "_ENTRY", "quick_compiler:serve")
-    monkeypatch.setattr(workers.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(workers, "_usable_cores", lambda: 1)
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "1")
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.cache_folder", lambda: tmp_path)
     return tmp_path
@@ -90,6 +90,15 @@ def test_what_is_waited_for_comes_first(quick):
     compiling.compile_now([MANY[7]])
     assert sorted(map(int, found)) == [32, 128, 160, 192, 224, 256]
     compiling.close()
+
+
+def test_all_that_is_queued_can_be_waited_for(quick):
+    kernels = Kernels(Card())
+    kernels.finish()  # nothing is
+    kernels.compile_in_order("", lambda: kernels.function(MANY[0]), [], [lambda: kernels.function(MANY[3])])
+    kernels.finish()
+    assert {what.threads for what in kernels._codes} == {32, 128}
+    kernels.close()
 
 
 def test_kernels_of_a_process_that_died_are_left_out(quick):
