@@ -28,7 +28,7 @@ def found(team: Team, logits: np.ndarray, k: int, n_tokens: int) -> list[TopK]:
     assert top.serves(k, n_tokens)
     nothing = np.zeros(0, dtype=[("kernel", "i8"), ("arguments", "i8"), ("barrier", "i8"), ("ahead", "i8")])
     run: Any = SimpleNamespace(result=logits, instructions=nothing)
-    instructions = top.instructions(run)
+    instructions = top.instructions(run, k, n_tokens)
     step = np.zeros(1, STEP)
     step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
     step["n_threads"], step["n_rows"], step["n_logits"] = team.n_threads, len(logits), len(logits)
