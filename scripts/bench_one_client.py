@@ -2,11 +2,11 @@
 
     python scripts/bench_one_client.py MODEL.gguf --rounds 8
 
-In one process and in turn, at the same memory, so that a machine that is slower now and then is so for all: the
-decode loop that `llm bench -n 128 -d 128` times, the engine without a server, and the client of
-`llm bench --serve`, in a process of its own, that asks this process over HTTP. Nothing is drafted. Printed are
-tokens a second, the medians of their ratios to the loops in front and behind, where these agree, and the CPU time
-that a part of the stream takes of the event loop's thread and of the client's process.
+In one process and in turn, at the same memory, so that a machine that is slower now and then is so for all:
+the decode loop that `llm bench -n 128 -d 128` times, the engine without a server, and the client of `llm
+bench --serve`, in a process of its own, that asks this process over HTTP. Nothing is drafted. Printed are
+tokens a second, the medians of their ratios to the loops in front and behind, where these agree, and the CPU
+time that a part of the stream takes of the event loop's thread and of the client's process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def engine_alone(model: Model, n: int, seed: int) -> float:
 
 @contextmanager
 def served(model: Model, interval: float | None) -> Iterator[tuple[str, int]]:
-    """The address at which the model is served while the block runs, and the clock of the thread that does."""
+    """The address at which the model is served while the block runs, and the clock of the serving thread."""
     options = ServeOptions() if interval is None else ServeOptions(part_seconds=interval / 1000)
     listening = listen("127.0.0.1", 0)
     server = Server(app({"model": model}, options, preload=False), options)
@@ -133,8 +133,9 @@ def main() -> None:
         raise SystemExit("the machine is never as fast for a second: something else runs on it")
     speed, alone, asked = map(statistics.median, zip(*ratios, strict=True))
     p50, p99 = 1000 * np.percentile(between, (50, 99))
-    print(f"{len(ratios)} of {options.rounds} rounds: the loop makes {speed:.1f} tokens/s, the engine {alone:.1%}")
-    print(f"of that, the client {asked:.1%}; between parts {p50:.1f} ms (p50) and {p99:.1f} ms (p99)")
+    print(f"{len(ratios)} of {options.rounds} rounds: the loop makes {speed:.1f} tokens/s")
+    print(f"the engine makes {alone:.1%} of that, the client gets {asked:.1%}")
+    print(f"between parts {p50:.1f} ms (p50), {p99:.1f} ms (p99)")
     server, reader = (1e6 * statistics.median(each) for each in zip(*busy, strict=True))
     print(f"CPU time a part, requests included: event loop {server:.0f} µs, client {reader:.0f} µs")
 

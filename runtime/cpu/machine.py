@@ -156,6 +156,7 @@ class CpuMachine:
     def _run_alone(self, run: StepList, instructions: np.ndarray, n: int) -> None:
         """Run instructions of a list for `n` rows, all with logits, that belong to no sequence."""
         step, rows = self._step, np.arange(n, dtype=np.int32)
+        self._inputs.forget()
         step["n_rows"], step["n_logits"] = n, n
         step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):

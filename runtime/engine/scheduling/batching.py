@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from ..sampling.top_k import MAX_TOP_K, TopK
 from .sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of a sequence in a step: `n` ids from `first` on.
 
     The logits of the last `n_logits` of them are asked for. `chooses`: the last of these are for the next
@@ -57,8 +56,6 @@ def run_step(machine: Machine, table: PageTable, plan: List[Rows], n_tokens: int
 
 def batch_of(plan: List[Rows]) -> Batch:
     """The batch of the rows of one sequence or several."""
-    if len(plan) == 1 and plan[0].n == 1:
-        return _batch_of_row(plan[0])
     if len(plan) == 1:
         (rows,) = plan
         last = rows.first + rows.n
@@ -85,9 +82,16 @@ def batch_of(plan: List[Rows]) -> Batch:
     )
 
 
-def _batch_of_row(rows: Rows) -> Batch:
-    """The batch of a single row, whose parts are slices of one array: making arrays is what takes time."""
-    sequence, first = rows.sequence, rows.first
-    row = np.array((sequence.ids[first], sequence.slot, first, 0, sequence.n_prefill), np.int32)
-    lengths = row[4:] if sequence.n_prefill > first + 1 else None
-    return Batch(row[0:1], row[1:2], row[2:3], row[3 : 3 + rows.n_logits], lengths)
+class RowBatch:
+    """The batch of a single row with logits, the same one each time: making arrays is what takes time."""
+
+    def __init__(self) -> None:
+        row = np.zeros(4, np.int32)
+        self._row = row.data
+        self._batch = Batch(row[0:1], row[1:2], row[2:3], row[3:4])
+
+    def of(self, token: int, slot: int, position: int) -> Batch:
+        """The batch of a token; it is valid until the next call."""
+        row = self._row
+        row[0], row[1], row[2] = token, slot, position
+        return self._batch

@@ -1,5 +1,4 @@
-"""The largest logit of each group of consecutive ones, from which the largest of a row are soon found, and the
-largest of all."""
+"""The largest logit of each group of consecutive ones, from which the largest of a row are soon found."""
 
 from __future__ import annotations
 

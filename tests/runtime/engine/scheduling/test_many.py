@@ -325,6 +325,7 @@ def test_batches_leave_the_event_loop_alone_in_between(step):
 
 def test_a_cancelled_coroutine_ends_its_generation():
     engine = new_engine()
+    engine.machine.before_step = lambda: time.sleep(0.0001)  # in which the coroutine may run
 
     async def read(generation: Generation) -> None:
         async for _ in generation:
