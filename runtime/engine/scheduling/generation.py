@@ -132,7 +132,7 @@ class Generation:
                 if batch := self._read_all():
                     start, before, latest = monotonic(), latest, newest
                     yield batch
-                    if LEAST_TOGETHER * (latest - before) <= len(batch) * seconds:
+                    if seconds and LEAST_TOGETHER * (latest - before) <= len(batch) * seconds:
                         crowd = len(self._driver.scheduler.running) / MOST_BATCHES
                         await reader.pause_until(start + max(seconds, crowd))
                 elif not self._sequence.finished:
