@@ -60,6 +60,8 @@ def batch_of(plan: List[Rows]) -> Batch:
         (rows,) = plan
         last = rows.first + rows.n
         length = rows.sequence.n_prefill
+        if rows.n == rows.n_logits == 1 and length <= last:
+            return RowBatch().of(rows.sequence.ids[rows.first], rows.sequence.slot, rows.first)
         return Batch(
             tokens=np.array(rows.tokens, np.int32),
             sequences=np.full(rows.n, rows.sequence.slot, np.int32),

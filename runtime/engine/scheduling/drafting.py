@@ -81,7 +81,7 @@ class Drafting:
         for drafts, proposal in zip(asking, proposals, strict=True):
             drafts.offer(proposal)
 
-    def take_part(self, sequence: Sequence) -> bool:
+    def takes_part(self, sequence: Sequence) -> bool:
         """Whether the next step of a sequence that decodes alone has drafts, or a drafter follows it."""
         return sequence.drafts is not None and (self._drafter is not None or bool(self.take(sequence, 1)))
 

@@ -116,7 +116,7 @@ class Scheduler:
         """Run the step of the only running sequence, if it decodes without drafts, by fewer calls than a step
         that has to be planned: what runs between two steps finds cold caches, so that each call takes about a
         microsecond. False if nothing was run."""
-        if self.placement.states or self.timeline.watching or self._drafting.take_part(sequence):
+        if self.placement.states or self.timeline.watching or self._drafting.takes_part(sequence):
             return False
         if (k := self._single.top_k(sequence)) == 0:
             return False
