@@ -1,4 +1,4 @@
-"""The rows of a step, as the batch that a machine runs."""
+"""The rows of a step: which fit into it, whose turn it is if not all do, and the batch that a machine runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from ..cache import Batch, PageTable
 from ..machine import Machine
 from ..sampling.top_k import MAX_TOP_K, TopK
+from .placement import Placement
 from .sequence import Sequence
 
 
@@ -34,6 +35,45 @@ class Rows(NamedTuple):
     def tokens(self) -> list[int]:
         """The token of each row."""
         return [*self.sequence.ids[self.first : self.first + self.n - len(self.drafted)], *self.drafted]
+
+
+def by_turn(sequences: List[Sequence]) -> list[Sequence]:
+    """Sequences in the order in which a step should take them, if it cannot take all: those that have waited
+    the longest, of the highest priority first."""
+    return sorted(sequences, key=lambda s: (-s.priority, s.changed_at))
+
+
+def next_in_turn(decoding: list[Sequence], most: int) -> list[Sequence]:
+    """`most` of the sequences that decode, at least one."""
+    most = max(1, most)
+    return decoding if len(decoding) <= most else sorted(by_turn(decoding)[:most], key=lambda s: s.order)
+
+
+def prefill_rows(sequence: Sequence, placement: Placement, most: int, most_logits: int) -> Rows | None:
+    """The next prefill rows of a sequence, at most so many; None if too few may have logits."""
+    if sequence.scores_prompt:
+        most = min(most, most_logits)
+        if not most:
+            return None
+    n = min(_end_of_chunk(sequence, placement) - sequence.n_cached, most)
+    last = sequence.n_cached + n == sequence.n_prefill
+    if last and not most_logits:
+        return None
+    last = last and sequence.sampler.params.max_tokens != 0 and sequence.n_prefill == len(sequence.ids)
+    return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
+
+
+def _end_of_chunk(sequence: Sequence, placement: Placement) -> int:
+    """Where a prefill step ends at the latest. With recurrent states that is where a copy is saved."""
+    if placement.states and sequence.n_cached < placement.saves_at(sequence):
+        return placement.saves_at(sequence)
+    return sequence.n_prefill
+
+
+def row_alone(sequence: Sequence) -> Rows:
+    """The next id of a sequence that decodes by itself. It is not the last one after it was set back."""
+    last = sequence.n_cached == len(sequence.ids) - 1
+    return Rows(sequence, sequence.n_cached, 1, int(last), last)
 
 
 def run_step(machine: Machine, table: PageTable, plan: List[Rows], n_tokens: int) -> list[np.ndarray | TopK]:

@@ -23,11 +23,10 @@ from ..speculation.drafter import Drafter
 from ..state import States
 from ..timeline import Timeline
 from .accounting import StepTimes, count_step, parts_of
-from .batching import Rows, run_step
+from .batching import Rows, by_turn, next_in_turn, prefill_rows, row_alone, run_step
 from .choosing import choose, score_prompt
 from .drafting import Drafting
 from .placement import Limits, Placement
-from .row_choice import by_turn, next_in_turn, prefill_rows, row_alone
 from .sequence import NO_SLOT, Sequence
 from .single import SingleStep
 
