@@ -1,4 +1,4 @@
-"""The rows of a step: which fit into it, whose turn it is if not all do, and the batch that a machine runs."""
+"""The rows of a step: which fit into it, whose turn it is if not all do, and the batch that they are."""
 
 from __future__ import annotations
 
