@@ -104,16 +104,16 @@ class CpuMachine:
         `table` must have pages for the rows' positions already. Raises ValueError if positions, tokens or the
         number of rows are out of range, and RuntimeError if the machine is closed.
         """
-        return self._run_step(batch, table, maxima=False)
+        return self._run_step(batch, table)
 
-    def _run_step(self, batch: Batch, table: PageTable, maxima: bool) -> np.ndarray:
-        """`step`, with the `maxima` of the logits if they are wanted."""
+    def _run_step(self, batch: Batch, table: PageTable, k: int = 0, n_tokens: int = 0) -> np.ndarray:
+        """`step`, with what `TopLogits` needs for the top `k` of `n_tokens` logits if there is a k."""
         self._check(batch, table)
         if not len(batch.tokens):
             return np.empty((0, self.program.logits.width), np.float32)
         run = self._lowered.steps_of(len(batch.tokens))
         held = self._begin(batch, table, run)
-        self._run(self._top_logits.instructions(run) if maxima else run.instructions)
+        self._run(self._top_logits.instructions(run, k, n_tokens) if k else run.instructions)
         del held
         self.states.end(batch)
         return run.result[: len(batch.logits_indices)]
@@ -158,6 +158,7 @@ class CpuMachine:
     def _run_alone(self, run: StepList, instructions: np.ndarray, n: int) -> None:
         """Run instructions of a list for `n` rows, all with logits, that belong to no sequence."""
         step, rows = self._step, np.arange(n, dtype=np.int32)
+        self._inputs.forget()
         step["n_rows"], step["n_logits"] = n, n
         step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):
@@ -204,9 +205,9 @@ class CpuMachine:
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
-        maxima = self._top_logits.serves(k, n_tokens)
-        logits = self._run_step(batch, table, maxima)[:, :n_tokens]
-        return list(self._top_logits.top_k(logits, k)) if maxima else top_k_of(logits, k)
+        if not self._top_logits.serves(k, n_tokens):
+            return top_k_of(self._run_step(batch, table)[:, :n_tokens], k)
+        return self._top_logits.top_k(self._run_step(batch, table, k, n_tokens)[:, :n_tokens], k)
 
     @property
     def page_bytes(self) -> tuple[int, ...]:

@@ -350,6 +350,18 @@ GROUP_MAXIMA = record(
     "maxima_stride",
 )
 
+# FIRST_LOGITS: the largest logit of each row, by the maxima of its groups.
+FIRST_LOGITS = record(
+    "logits",  # float32 [n_logits, columns]
+    "logits_stride",
+    "maxima",  # float32 [n_logits, n_groups or more]
+    "maxima_stride",
+    "n_groups",  # whole groups of tokens
+    "n_tokens",  # columns to look at: the groups', and some behind them
+    "ids",  # output, int64 [n_logits]; -1: a logit is not finite
+    "values",  # output, float32 [n_logits]
+)
+
 # State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is:
 # a write to one does not disturb threads that spin on another.
 TEAM = record(
