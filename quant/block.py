@@ -47,12 +47,15 @@ class QTensor:
     `[rows, row_bytes]`, where rows is the product of all dimensions but the last; usually a
     read-only view of a memory-mapped file. Where a checkpoint packs weights in another way, `data` is a
     `checkpoint.lazy_rows.LazyRows`, which stands in for such an array and decodes rows when they are read.
+    `factors` are what weights are multiplied by beside the scales in their blocks, each a float32: one for
+    the whole tensor, or one for each of so many equal parts of its rows, as of stacked experts. Empty: 1.
     """
 
     name: str
     format: BlockFormat
     shape: tuple[int, ...]
     data: np.ndarray
+    factors: tuple[float, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -61,12 +64,24 @@ class QTensor:
     def dequantize(self) -> np.ndarray:
         """The tensor as float32 of `shape`."""
         blocks = np.asarray(self.data).reshape(-1, self.format.type_size)
-        return self.format.dequantize(blocks).reshape(self.shape)
+        values = self.format.dequantize(blocks)
+        if self.factors:
+            values.reshape(len(self.factors), -1)[:] *= np.array(self.factors, np.float32)[:, None]
+        return values.reshape(self.shape)
 
     def rows(self, index: np.ndarray) -> np.ndarray:
         """Rows `index` of a matrix as float32 `[len(index), width]`; no other row is read."""
         blocks = np.asarray(self.data[index]).reshape(-1, self.format.type_size)
-        return self.format.dequantize(blocks).reshape(len(index), self.shape[-1])
+        values = self.format.dequantize(blocks).reshape(len(index), self.shape[-1])
+        if self.factors:
+            values *= self.row_factors()[index, None]
+        return values
+
+    def row_factors(self) -> np.ndarray:
+        """What each row is multiplied by beside the scales in its blocks, float32 [rows]."""
+        if not self.factors:
+            return np.ones(len(self.data), np.float32)
+        return np.repeat(np.array(self.factors, np.float32), len(self.data) // len(self.factors))
 
     def part_of_rows(self, start: int, stop: int) -> QTensor:
         """Rows start … stop - 1 of a matrix."""

@@ -27,6 +27,9 @@
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py cards SHAPE TYPE [N]       one card beside N (2) by layers and by tensors
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
+    python scripts/bench_cuda.py first-run SHAPE TYPE       what a first run waits for: each stage, and each
+    kernel's seconds; also without a card, and SHAPE may be a GGUF file
+    python scripts/bench_cuda.py kernels SHAPE:TYPE …       how many kernels models share, without a card
 
 Models are made up: random blocks in the shape of a published model.
 """
@@ -45,6 +48,7 @@ import numpy as np
 from cuda_bench.attention import LAYERS, attention
 from cuda_bench.batch import batch
 from cuda_bench.cards import cards
+from cuda_bench.first_run import count_kernels, first_run
 from cuda_bench.host import host
 from cuda_bench.latent import latent
 from cuda_bench.launches import launches as between_ops
@@ -235,6 +239,10 @@ def main() -> None:
         many(rest)
     elif command == "cards":
         cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
+    elif command == "first-run":
+        first_run(rest[0], rest[1] if len(rest) > 1 else "")
+    elif command == "kernels":
+        count_kernels(rest)
     elif command == "latent":
         latent([int(n) for n in rest])
     elif command == "prompt-attention":

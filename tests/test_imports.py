@@ -132,7 +132,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cpu.kernels.matmul": f"{_CPU_BASE} quant.formats runtime.cpu.kernels.common",
     "runtime.cpu.kernels.common": _CPU_BASE,
     "runtime.cpu.abi": "quant.jit runtime.cpu.simd",
-    "runtime.cpu.simd": "quant quant.jit quant.jit.simd",
+    "runtime.cpu.simd": "quant quant.formats quant.jit quant.jit.simd",
     "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",

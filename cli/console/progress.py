@@ -130,7 +130,12 @@ class Loading(StatusLine):
             self.erase()
 
     def at(self, stage: str, done: int, total: int) -> None:
-        """The `progress` callback of `load_model`: `stage` has done `done` of `total`."""
+        """The `progress` callback of `load_model`: `stage` has done `done` of `total`.
+
+        A model also calls it later, when a step waits for kernels: the line has made way for others then.
+        """
+        if self._ended.is_set():
+            return
         now = time.monotonic()
         if stage == self._stage and now - self._last < LOADING_SECONDS and done < total:
             return

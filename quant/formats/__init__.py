@@ -4,6 +4,7 @@ from ..block import BlockFormat
 from .float import BF16, F16, F32
 from .iq4 import IQ4_NL, IQ4_XS
 from .mxfp4 import MXFP4
+from .nvfp4 import NVFP4
 from .q2_k import Q2_K
 from .q3_k import Q3_K
 from .q4_0 import Q4_0, Q4_1
@@ -18,7 +19,7 @@ FORMATS: dict[str, BlockFormat] = {
         *(F32, F16, BF16),
         *(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1),
         *(Q2_K, Q3_K, Q4_K, Q5_K, Q6_K),
-        *(IQ4_NL, IQ4_XS, MXFP4),
+        *(IQ4_NL, IQ4_XS, MXFP4, NVFP4),
     )
 }
 BY_TYPE: dict[int, BlockFormat] = {form.ggml_type: form for form in FORMATS.values()}

@@ -26,7 +26,7 @@ MXFP4_BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 assert MXFP4_BLOCK.itemsize == 17
 
 _TABLE = np.array(E2M1_DOUBLED, np.float32)
-_ASCENDING = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.uint8)  # E2M1 bits by rank
+ASCENDING = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.uint8)  # E2M1 bits by rank
 _SCALE = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)  # e = 0 and 1 are subnormal
 
 
@@ -72,7 +72,7 @@ def store_scales(blocks: np.ndarray, scales: Scales) -> None:
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
     """Write uint8 codes `[n, 32]`: 0 … 14, the ranks of the 15 distinct E2M1 values in ascending order."""
-    blocks["qs"] = join_fields(_ASCENDING.take(codes).reshape(-1, 2, 16), 4)
+    blocks["qs"] = join_fields(ASCENDING.take(codes).reshape(-1, 2, 16), 4)
 
 
 MXFP4 = BlockFormat(

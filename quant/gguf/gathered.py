@@ -71,7 +71,16 @@ class GatheredTensor:
         copied = self.scale is None and all(part.format is first for part in self.parts)
         if copied and self.columns is not None:
             copied = self._block_order is not None
-        return first if copied else FORMATS["F32"]
+        return first if copied and self.factors is not None else FORMATS["F32"]
+
+    @cached_property
+    def factors(self) -> np.ndarray | None:
+        """The factor of each matrix, float32 [matrices]; None if rows of one have several."""
+        if not any(part.factors for part in self.parts):
+            return np.ones(self.n_rows // self.matrix_rows, np.float32)
+        factors = np.concatenate([part.row_factors() for part in self.parts])
+        factors = (factors if self.order is None else factors[self.order]).reshape(-1, self.matrix_rows)
+        return factors[:, 0] if (factors == factors[:, :1]).all() else None
 
     def chunks(self, weights: int = CHUNK_WEIGHTS) -> Iterator[QTensor]:
         """All rows in order, as matrices [rows, width] of about `weights` weights.
@@ -118,8 +127,18 @@ class GatheredTensor:
             part = self.parts[int(owners[run[0]])]
             at = index[run] - self._starts[owners[run[0]]]
             data = part.data[int(at[0]) : int(at[-1]) + 1] if ordered else part.data[at]
-            pieces.append(replace(part, name=self.name, shape=(len(run), self.width), data=data))
+            pieces.append(self._piece(part, at, data))
         return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+    def _piece(self, part: QTensor, at: np.ndarray, data: np.ndarray) -> QTensor:
+        """The rows `at` of a part, whose `data` are given; float32 if they have several factors."""
+        piece = replace(part, name=self.name, shape=(len(data), self.width), data=data, factors=())
+        if not part.factors:
+            return piece
+        factors = part.row_factors()[at]
+        if (factors == factors[0]).all():
+            return replace(piece, factors=(float(factors[0]),))
+        return _as_float32(piece, piece.dequantize() * factors[:, None])
 
     def _interleaved(self, index: np.ndarray, owners: np.ndarray) -> QTensor:
         """The same rows, copied part by part; `owners` is the part of each."""
@@ -127,8 +146,8 @@ class GatheredTensor:
         pieces = []
         for owner in used.tolist():
             part = self.parts[owner]
-            data = part.data[index[owners == owner] - self._starts[owner]]
-            pieces.append(replace(part, name=self.name, shape=(len(data), self.width), data=data))
+            at = index[owners == owner] - self._starts[owner]
+            pieces.append(self._piece(part, at, part.data[at]))
         whole = _joined(pieces)
         places = np.concatenate([np.flatnonzero(owners == owner) for owner in used])
         data = np.empty_like(whole.data)
@@ -151,8 +170,9 @@ def file_order_key(name: str) -> tuple[int, str]:
 
 
 def _joined(pieces: list[QTensor]) -> QTensor:
-    """Matrices stacked vertically; float32 if their formats differ."""
-    if any(piece.format is not pieces[0].format for piece in pieces):
+    """Matrices stacked vertically; float32 if their formats or factors differ."""
+    first = pieces[0]
+    if any(piece.format is not first.format or piece.factors != first.factors for piece in pieces):
         pieces = [_as_float32(piece, piece.dequantize()) for piece in pieces]
     data = np.concatenate([piece.data for piece in pieces])
     return replace(pieces[0], shape=(len(data), pieces[0].shape[1]), data=data)
@@ -161,4 +181,4 @@ def _joined(pieces: list[QTensor]) -> QTensor:
 def _as_float32(like: QTensor, values: np.ndarray) -> QTensor:
     """The tensor `like` with float32 `values`."""
     data = np.ascontiguousarray(values, np.float32).view(np.uint8)
-    return replace(like, format=FORMATS["F32"], data=data)
+    return replace(like, format=FORMATS["F32"], data=data, factors=())

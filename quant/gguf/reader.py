@@ -22,6 +22,7 @@ from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
 from .budget import HeaderBudget
 from .metadata import UINT32, HeaderReader, quoted, require
+from .tensor_factors import with_factors
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -47,7 +48,6 @@ _UNSUPPORTED_TYPES = {  # ggml types that are not supported, by name for the err
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    40: "NVFP4",
     41: "Q1_0",
 }
 
@@ -58,8 +58,8 @@ class GGUFFile:
 
     `metadata` values are int, float, bool, str, list[str] (long arrays: StringArray), NumPy arrays (numeric
     arrays) or lists of these (nested arrays), and bytes for texts that are not UTF-8; `types` are the GGUF
-    value types by key. `tensors` are read-only views of the mapped files, in file order. `n_bytes` is the
-    size of all `paths` together.
+    value types by key. `tensors` are read-only views of the mapped files, in file order; scales of NVFP4
+    tensors are no tensors of their own here (`tensor_factors`). `n_bytes` is the size of all `paths`.
     """
 
     metadata: dict[str, Any]
@@ -87,7 +87,7 @@ class GGUFFile:
         return cls(
             metadata=shards[0].metadata,
             types=shards[0].types,
-            tensors=_joined(shards) if tensors else {},
+            tensors=with_factors(_joined(shards)) if tensors else {},
             paths=[shard.file.path for shard in shards],
             n_bytes=sum(shard.file.n_bytes for shard in shards),
             _files=tuple(shard.file for shard in shards),

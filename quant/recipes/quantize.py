@@ -14,9 +14,10 @@ from ..block import QTensor
 from ..errors import DamagedFile, NonFinite
 from ..formats import FORMATS
 from ..gguf.gathered import CHUNK_WEIGHTS, GatheredTensor
-from ..gguf.writer import write_gguf
+from ..gguf.writer import TensorRecord, write_gguf
 from ..rounding.encode import encode_tensor, holds
 from .recipes import PlannedTensor
+from .tensor_scales import factors_of, scale_record, without_factor
 
 # (planned tensor, number of the first row, rows) → uint8 [rows, row_bytes] in the planned format
 Encoder = Callable[[PlannedTensor, int, QTensor], np.ndarray]
@@ -60,13 +61,17 @@ def write_quantized(
     Raises DamagedFile, which names the tensor, for a weight that is NaN or infinite, and what `write_gguf`
     raises.
     """
-    done = 0
+    done, factors = 0, dict[str, np.ndarray]()  # of tensors in NVFP4, until they are written
 
     def pieces(planned: PlannedTensor) -> Iterator[np.ndarray]:
         nonlocal done
         tensor = planned.tensor
         before, start = done, 0
+        if planned.format is FORMATS["NVFP4"]:
+            factors[planned.name] = factors_of(planned, release)
         for rows in tensor.chunks():
+            if planned.name in factors:
+                rows = without_factor(rows, factors[planned.name][start // tensor.matrix_rows])
             try:
                 yield encode(planned, start, rows)
             except NonFinite:
@@ -76,9 +81,19 @@ def write_quantized(
             done = before + tensor.n_source_bytes * start // max(1, tensor.n_rows)
             progress(done)
 
-    n_bytes = write_gguf(path, metadata, types, [p.record for p in plan], map(pieces, plan))
-    records = [planned.record.n_bytes for planned in plan]
-    return QuantizedFile(n_bytes, sum(planned.tensor.n_weights for planned in plan), sum(records))
+    def scales(planned: PlannedTensor) -> Iterator[np.ndarray]:
+        yield factors.pop(planned.name)
+
+    records, data = list[TensorRecord](), list[Iterator[np.ndarray]]()
+    for planned in plan:
+        records.append(planned.record)
+        data.append(pieces(planned))
+        if (record := scale_record(planned)) is not None:
+            records.append(record)
+            data.append(scales(planned))
+    n_bytes = write_gguf(path, metadata, types, records, data)
+    n_tensor_bytes = sum(record.n_bytes for record in records)
+    return QuantizedFile(n_bytes, sum(planned.tensor.n_weights for planned in plan), n_tensor_bytes)
 
 
 def check_plan(

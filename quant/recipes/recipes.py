@@ -57,6 +57,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             ("iq4_xs", "IQ4_XS", 30),
             ("mxfp4", "MXFP4", 38),
             ("mxfp4_moe", "MXFP4", 38),
+            ("nvfp4", "NVFP4", 39),
         )
     }
 )
@@ -74,6 +75,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 # The format for rows whose width is no multiple of a format's block size
 FALLBACKS: Mapping[str, str] = MappingProxyType(
     {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+    | {"NVFP4": "IQ4_NL"}
 )
 # Parts of the names of matrices that are never quantised: small ones, and those that errors spread from
 _UNQUANTISED = (
@@ -84,6 +86,10 @@ _UNQUANTISED = (
 _FLOAT32 = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd", "ssm_conv1d"),
     *("shortconv.conv.weight", "altup_correct_coef", "altup_predict_coef"),
+)
+# Matrices whose factor beside their NVFP4 blocks other readers of GGUF files know
+_NVFP4_NAMES = re.compile(
+    r"\.(attn_(q|k|v|output|qkv|gate)|ffn_(gate|up|down)(_shexp|_exps)?|ssm_(in|out|alpha|beta))\.weight$"
 )
 # Architectures that llama.cpp's mixtures make an exception of
 _70B_ARCHITECTURES = ("llama", "qwen2")
@@ -215,6 +221,8 @@ class _Mixture:
         if form == "MXFP4":
             dense = recipe == "mxfp4" and not self._model.n_experts
             return "MXFP4" if (dense and not embeds) or (len(shape) > 2 and shape[0] > 1) else "Q8_0"
+        if form == "NVFP4":
+            return "NVFP4" if _NVFP4_NAMES.search(name) else "Q8_0"
         if embeds:
             return form
         kinds: tuple[tuple[Callable[[str], bool], Callable[[str], str]], ...] = (
@@ -228,7 +236,7 @@ class _Mixture:
     def _head(self, width: int) -> str:
         form = self._recipe.format
         if (
-            form in ("MXFP4", "Q8_0")
+            form in ("MXFP4", "NVFP4", "Q8_0")
             or width % FORMATS[form].block_size
             or self._model.architecture in _Q8_OUTPUT_ARCHITECTURES
         ):

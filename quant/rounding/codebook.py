@@ -66,6 +66,7 @@ def _kernels(table: str, *names: str) -> dict[str, CpuKernel]:
 
 
 FITS = _kernels("FITS", "uniform", "table", "affine", "powers")
+FIT_E4M3 = CpuKernel(f"{__package__}.e4m3_kernels", "fit_e4m3")
 NEARESTS = _kernels("NEARESTS", "uniform", "table")
 
 
@@ -114,6 +115,11 @@ def fit_scales(codebook: Codebook, weights: np.ndarray, importance: np.ndarray |
     None means uniform importance; only ratios matter. Releases the GIL.
     """
     importance = normalised_importance(importance, codebook.form.block_size)
+    if codebook.search.e4m3:  # blocks share nothing but bytes
+        size = codebook.sub_block
+        found = _search(codebook, weights.reshape(-1, size), importance.reshape(-1, size))
+        s = found.d.reshape(len(weights), -1)
+        return codebook.blocks(Scales(np.ones(len(s), np.float32), np.zeros(len(s), np.float32), s, 0 * s))
     return codebook.blocks(_search(codebook, weights, importance))
 
 
@@ -199,7 +205,8 @@ def _search(codebook: Codebook, weights: np.ndarray, importance: np.ndarray) -> 
         m=scales.m,
         scratch=scratch,
     )
-    FITS[_search_kind(codebook)].compiled.ctypes(arguments.ctypes.data, 0, 0)
+    kernel = FIT_E4M3 if search.e4m3 else FITS[_search_kind(codebook)]
+    kernel.compiled.ctypes(arguments.ctypes.data, 0, 0)
     return scales
 
 

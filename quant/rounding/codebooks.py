@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import FORMATS, iq4, mxfp4, packing, q2_k, q3_k, q4_0, q4_k, q5_0, q6_k, q8_0
+from ..formats import FORMATS, iq4, mxfp4, nvfp4, packing, q2_k, q3_k, q4_0, q4_k, q5_0, q6_k, q8_0
 from .codebook import Codebook
 from .scale_search import ScaleSearch
 
@@ -106,6 +106,10 @@ CODEBOOKS: dict[str, Codebook] = {
         "MXFP4": (
             *(mxfp4.MXFP4_BLOCK, 32, _E2M1, ScaleSearch(np.zeros(0, np.float32), powers=True)),
             *(mxfp4.scales, mxfp4.store_scales, mxfp4.store_codes),
+        ),
+        "NVFP4": (
+            *(nvfp4.NVFP4_BLOCK, nvfp4.SUB_BLOCK, _E2M1, ScaleSearch(np.zeros(0, np.float32), e4m3=True)),
+            *(nvfp4.scales, nvfp4.store_scales, nvfp4.store_codes),
         ),
     }.items()
 }

@@ -65,8 +65,11 @@ def encode_tensor(
     step = max(1, CHUNK_WEIGHTS // width)
 
     def encode_rows(first: int) -> None:
-        data = np.ascontiguousarray(tensor.data[first : first + step])
-        _encode_rows(data, tensor.format, form, importance, zero_nonfinite, out[first : first + step])
+        data, source = np.ascontiguousarray(tensor.data[first : first + step]), tensor.format
+        if tensor.factors:
+            index = np.arange(first, first + len(data))
+            data, source = tensor.rows(index).view(np.uint8), FORMATS["F32"]
+        _encode_rows(data, source, form, importance, zero_nonfinite, out[first : first + step])
 
     starts = range(0, rows, step)
     n_threads = min(threads or _processors(), len(starts))
@@ -93,6 +96,7 @@ def holds(form: BlockFormat, largest: float) -> bool:
         "F32": np.inf,
         "BF16": np.inf,
         "MXFP4": np.inf,
+        "NVFP4": 10,  # with the largest factor of a tensor, see `quant.recipes.tensor_scales`
         "F16": 1,
         "Q8_0": 127,
         "Q4_0": 8,

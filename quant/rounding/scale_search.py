@@ -31,6 +31,8 @@ SINGULAR = np.float32(1e-5)  # a determinant below this fraction of its first te
 REFITS = 2  # rounds of rounding and solving after the best start
 ROUNDS = 3  # rounds of refining d, dmin, s and m
 NEIGHBOURS = (0, -1, 1)
+E4M3_LEAST, E4M3_LARGEST = 2.0**-10, 224.0  # halves of E4M3 numbers, since codes are doubled
+E4M3_BELOW, E4M3_TRIED = 2, 9  # scales that are tried below the peak's, and in all; eight double a scale
 TWO = np.float32(2)
 
 RoundToLevel = Callable[[np.ndarray], np.ndarray]
@@ -46,6 +48,7 @@ class ScaleSearch:
     affine: bool = False  # sub-blocks have a minimum
     positive_minimum: bool = False  # the minimum is at least 0
     powers: bool = False  # scales are powers of two
+    e4m3: bool = False  # scales of sub-blocks are halves of 8-bit floats
     scale_range: tuple[int, int] = (0, 0)  # of s; (0, 0): blocks have no sub-blocks
     scale_starts: np.ndarray | None = None  # float32 [k]: trial values of d, as `starts`
 
@@ -75,6 +78,9 @@ def find_scales(
     ones = np.ones((n, 1), np.float32)
     if search.powers:
         return Scales(fit_power(x[0], w[0], level), 0 * ones[:, 0], ones, ones)
+    if search.e4m3:
+        s = np.stack([fit_e4m3(x_r, w_r, level, levels[-1]) for x_r, w_r in zip(x, w, strict=True)], axis=1)
+        return Scales(ones[:, 0], 0 * ones[:, 0], s, 0 * s)
     fits = [
         fit_affine(x_r, w_r, level, levels[-1], search)
         if search.affine
@@ -169,6 +175,32 @@ def fit_power(x: np.ndarray, w: np.ndarray, level: RoundToLevel) -> np.ndarray:
         error = total(w * (s * level(x * inverse(s)) - x) * (s * level(x * inverse(s)) - x))
         best, scale = pick(error < best, (error, s), (best, scale))
     return scale
+
+
+def fit_e4m3(x: np.ndarray, w: np.ndarray, level: RoundToLevel, top: np.float32) -> np.ndarray:
+    """The half of an E4M3 number s with the least Σ w (x - s · level(x / s))²; `[n]`.
+
+    Tried are those from a little below that which maps the peak to the `top` level, 12, to those that map it
+    to 8, the level before. Beyond, levels are as far apart as with half the scale.
+    """
+    peak = np.abs(x).max(axis=0)
+    whole = peak * (np.float32(1) / top)
+    spacing = e4m3_spacing(whole)
+    s = np.rint(whole * (np.float32(1) / spacing)) * spacing - np.float32(E4M3_BELOW) * spacing
+    s = np.minimum(np.maximum(s, np.float32(E4M3_LEAST)), np.float32(E4M3_LARGEST))
+    best, scale = np.full_like(s, np.inf), s
+    for _ in range(E4M3_TRIED):
+        residual = s * level(x * inverse(s)) - x
+        error = total(w * residual * residual)
+        best, scale = pick(error < best, (error, s), (best, scale))
+        s = np.minimum(s + e4m3_spacing(s), np.float32(E4M3_LARGEST))
+    return np.where(peak > 0, scale, np.float32(0))
+
+
+def e4m3_spacing(s: np.ndarray) -> np.ndarray:
+    """From half an E4M3 number to the next one."""
+    power = np.maximum(s, np.float32(2.0**-100)).view(np.int32) & 0x7F800000
+    return np.maximum(power.view(np.float32) * np.float32(1 / 8), np.float32(E4M3_LEAST))
 
 
 def fit_integers(

@@ -77,4 +77,4 @@ def changed_heads(
 def _plus(matrix: QTensor, delta: np.ndarray) -> QTensor:
     kind = "F32" if matrix.format.is_float else "F16"
     values = np.ascontiguousarray(matrix.dequantize() + delta, np.float32 if kind == "F32" else np.float16)
-    return replace(matrix, format=FORMATS[kind], data=values.view(np.uint8))
+    return replace(matrix, format=FORMATS[kind], data=values.view(np.uint8), factors=())

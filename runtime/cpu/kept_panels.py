@@ -24,7 +24,7 @@ from ...quant.jit.levels import LANES
 from ...quant.mapped_file import MappedFile
 from ...quant.safe_files import NewFile
 from ...quant.units import human_bytes
-from .simd.panels import repack, repacked_bytes
+from .simd.panels import panel_row_bytes, repack, repacked_bytes
 
 VERSION = 1
 ALIGNMENT = 64  # bytes
@@ -129,7 +129,7 @@ def _is_of(weights: Sequence[QTensor], memory: np.ndarray) -> bool:
 
 
 def _begins_and_ends(weight: QTensor, panels: np.ndarray) -> bool:
-    n_rows, row_bytes = weight.data.shape
+    n_rows, row_bytes = len(weight.data), panel_row_bytes(weight)
     for first in {0, (n_rows - 1) // LANES * LANES}:
         panel = repack(weight.part_of_rows(first, min(first + LANES, n_rows)), LANES).reshape(-1)
         if not np.array_equal(panel, panels[first * row_bytes : first * row_bytes + len(panel)]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,12 @@ from .mapped import copy_words
 from .padding import allows_padding, padded, usual_steps
 from .states import DeviceStates
 from .step_inputs import StepInputs
-from .top_k import MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
+from .top_k import FIRST_TOP_K, MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
 from .weights.upload import upload_weights
 
 LOGITS_BYTES = 64 << 20  # upper limit of the logits of a step
 MAX_GRAPHS = 64  # kept at once
+USUAL_PROMPTS = (32, 64, 128, 256)  # rows, each with tiles of its own
 MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are copied by a kernel, more by the driver
 CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}  # of a number in the KV cache, by its type
 
@@ -112,16 +114,16 @@ class CudaMachine:
         self.gives_logits = True  # whether the host reads them
         self.device = device or Device()
         self._closed = False
+        self._kernels = kernels or Kernels(self.device, progress)
         try:
             cuda_ops, memory = fuse(program), Memory(self.device)
             bits = CACHE_BITS[self.kv_type]
             capacity = Capacity(n_pages, page_size, max_rows, self.max_logits, max_sequences, bits)
-            self._kernels = kernels or Kernels(self.device, progress)
             self._prepare(cuda_ops, capacity, memory, group, release, progress)
             if group is None:
                 self.make_ready()
         except BaseException:
-            self.device.close()
+            self._close_device()
             raise
 
     def _prepare(
@@ -185,20 +187,33 @@ class CudaMachine:
                     self.plan(n, m, all_logits)
 
     def _compile(self) -> None:
-        """Compile the kernels of the usual steps, several at a time."""
-        prefill_rows = {min(self.max_rows, 2 * DECODE_ROWS), self.max_rows}
-        many = self.lowering.capacity.max_sequences > DECODE_ROWS
-        # Of 2 and 4 rows, too: drafts make such steps, which would wait for kernels one by one.
-        decode_rows = (1, 2, 4, 8, DECODE_ROWS, *((32, 64, 128) if many else ()))
+        """Compile the kernels of decoding and what prompts of all sizes need; then, in the background and in
+        the order in which they are likely to be needed, those of the other usual steps. With many sequences
+        or several cards all of them are compiled at once, since all shapes are planned, or wait for others.
+        """
+        launches = self.lowering.launches
         vocab = self.program.logits.width
-        self._kernels.compile_all(
-            lambda: [
-                *(self.lowering.launches(n, n, True) for n in decode_rows if n <= self.max_logits),
-                *(self.lowering.launches(n, 1, False, True) for n in prefill_rows),
-                self._inputs.fetch(),
-                *(self._top_k_plan(1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
-            ]
-        )
+        prompts = sorted({min(self.max_rows, n) for n in (*USUAL_PROMPTS, self.max_rows)})
+        many = self.lowering.capacity.max_sequences > DECODE_ROWS
+        # Of 2 and 4 rows, too: drafts make such steps.
+        rows = [n for n in (2, 4, 8, DECODE_ROWS, *((32, 64, 128) if many else ())) if n <= self.max_logits]
+        asks: list[Callable[[], object]] = [
+            *(partial(launches, n, 1, False, True) for n in prompts[:2]),
+            *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in FIRST_TOP_K),
+            *(partial(launches, n, 1, False, True) for n in prompts[2:]),
+            *(partial(launches, n, n, True) for n in rows),
+            *(partial(launches, n, 1, False) for n in (2, DECODE_ROWS) if n <= self.max_rows),
+            *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
+        ]
+
+        def first() -> object:
+            return self._inputs.fetch(), launches(1, 1, True)
+
+        if many or self.lowering.group:
+            self._kernels.compile_all(lambda: [first(), *(ask() for ask in asks)])
+            return
+        alike = [partial(launches, n, 1, False, True) for n in prompts]
+        self._kernels.compile_in_order(repr(self.lowering.capacity), first, alike, asks)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
@@ -299,7 +314,8 @@ class CudaMachine:
         if not self._begin(batch, table):
             raise ValueError("there are no rows to observe")
         self._inputs.write(batch, table)
-        launches, copies = self.lowering.observed(n, m, self._all_logits(batch), _one_prompt(batch), taps)
+        shape = n, m, self._all_logits(batch), _one_prompt(batch)
+        launches, copies = self._kernels.complete(lambda: self.lowering.observed(*shape, taps))
         self.device.wait()  # until the vectors that the lowering uploads are copied
         self._upload_inputs(batch)
         self._inputs.send()
@@ -320,7 +336,8 @@ class CudaMachine:
         held = {b: np.ascontiguousarray(rows, np.float32) for b, rows in values.items()}
         for b, rows in held.items():
             copy_rows(self.device.upload, self.lowering.region(b), rows)
-        launches, _ = self.lowering.observed(n, n, True, one_prompt=False, first=at)
+        observed = partial(self.lowering.observed, n, n, True, one_prompt=False, first=at)
+        launches, _ = self._kernels.complete(observed)
         self.device.wait()
         self._launch_observed(launches, [])
         self._download_logits(self._logits[:n])
@@ -470,8 +487,10 @@ class CudaMachine:
             self.device.wait()
 
     def _top_k_plan(self, rows: int, request: TopKRequest) -> TopKPlan:
-        logits = self.lowering.region(self.program.logits)
-        return self._top_k_kernels.plan(logits, rows, request.k, request.n_tokens, self._top_k_out)
+        logits, plan = self.lowering.region(self.program.logits), self._top_k_kernels.plan
+        return self._kernels.complete(
+            lambda: plan(logits, rows, request.k, request.n_tokens, self._top_k_out)
+        )
 
     def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them with logits; see `Lowering.launches`."""
@@ -483,7 +502,8 @@ class CudaMachine:
         if plan is None:
             while len(self._plans) >= 2 * MAX_GRAPHS:
                 del self._plans[next(iter(self._plans))]
-            launches, lowering = self.lowering.launches(*shape), self.lowering
+            lowering = self.lowering
+            launches = self._kernels.complete(lambda: lowering.launches(*shape))
             plan = StepPlan(launches, lowering.boundary_out(), lowering.n_sums, lowering.mixtures)
             self.device.wait()  # until the vectors that the lowering uploads are copied
         self._plans[shape] = plan  # behind those that were used before
@@ -544,7 +564,11 @@ class CudaMachine:
             self._logits = np.empty((0, self.program.logits.width), np.float32)
             self._boundary_in, self._boundary_out = [], []
             self._top_k = np.empty((0, 0), np.int32)
-            self.device.close()
+            self._close_device()
+
+    def _close_device(self) -> None:
+        self._kernels.close()  # whose threads use the device
+        self.device.close()
 
 
 def copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
@@ -572,5 +596,7 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
         floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
         return "f32" if all(floats) else "f16"
     if kv_type not in CACHE_BITS:
-        raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
+        raise ValueError(
+            f"the CUDA machine keeps keys and values alike, as {', '.join(CACHE_BITS)}, not as {kv_type}"
+        )
     return kv_type

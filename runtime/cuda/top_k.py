@@ -16,6 +16,7 @@ from .kernels.common import top_k
 
 MAX_ROWS = 128  # rows of a step whose top k are selected on the GPU
 TOP_K_SIZES = (1, 64, MAX_TOP_K)  # values of k that have kernels
+FIRST_TOP_K = (64, 1)  # those of the usual settings, sampled and greedy
 BLOCKS = 64  # upper limit of the blocks that share a row in the first launch
 WARPS = 8  # of each of these blocks
 MERGE_WARPS = {1: 2, 64: 32, MAX_TOP_K: 32}  # of the block that merges their results, by k

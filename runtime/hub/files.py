@@ -8,12 +8,12 @@ from collections.abc import Iterable
 # The first of these that a repository has is taken where no quantisation is asked for.
 PREFERRED = (
     "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K",
-    "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "MXFP4", "BF16", "F16", "F32",
+    "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "MXFP4", "NVFP4", "BF16", "F16", "F32",
 )  # fmt: skip
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 _QUANT = re.compile(
-    r"(?<![A-Za-z0-9])(I?Q\d_K(?:_[A-Z]+)?|IQ\d_[A-Z]+|Q\d_[01]|MXFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9]|_\d)",
+    r"(?<![A-Za-z0-9])(I?Q\d_K(?:_[A-Z]+)?|IQ\d_[A-Z]+|Q\d_[01]|MXFP4|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9]|_\d)",
     re.IGNORECASE,
 )
 _NOT_A_MODEL = re.compile(r"(?<![a-z0-9])(mmproj|imatrix)(?![a-z0-9])", re.IGNORECASE)

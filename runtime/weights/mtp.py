@@ -90,12 +90,13 @@ def mtp_model(config: ModelConfig, tensors: Mapping[str, QTensor]) -> MtpModel:
 def _halves(matrix: QTensor) -> tuple[QTensor, QTensor]:
     """The left and the right half of the columns of a matrix, in its format if its blocks allow that."""
     rows, width = matrix.shape
-    half, form, data = width // 2, matrix.format, matrix.data
+    half, form, data, factors = width // 2, matrix.format, matrix.data, matrix.factors
     if is_lazy(matrix) or half % form.block_size:
-        form, data = FORMATS["F32"], matrix.dequantize().view(np.uint8)
+        form, data, factors = FORMATS["F32"], matrix.dequantize().view(np.uint8), ()
     middle = data.shape[1] // 2
     left, right = (np.ascontiguousarray(part) for part in (data[:, :middle], data[:, middle:]))
-    return QTensor(matrix.name, form, (rows, half), left), QTensor(matrix.name, form, (rows, half), right)
+    name, shape = matrix.name, (rows, half)
+    return QTensor(name, form, shape, left, factors), QTensor(name, form, shape, right, factors)
 
 
 def _places(

@@ -20,7 +20,7 @@ def transposed(tensor: QTensor) -> QTensor:
     """A transposed copy of a matrix; block-quantised rows become float32."""
     if not tensor.format.is_float:
         values = np.ascontiguousarray(tensor.dequantize())
-        tensor = replace(tensor, format=FORMATS["F32"], data=values.view(np.uint8))
+        tensor = replace(tensor, format=FORMATS["F32"], data=values.view(np.uint8), factors=())
     n_rows, width = tensor.shape
     values = tensor.data.reshape(n_rows, width, -1).swapaxes(0, 1)
     return replace(tensor, shape=(width, n_rows), data=np.ascontiguousarray(values).reshape(width, -1))
@@ -32,7 +32,8 @@ def split_rows(tensor: QTensor, parts: list[tuple[str, tuple[int, ...]]]) -> dic
         return {parts[0][0]: tensor}
     if len(tensor.shape) == 1:
         values = tensor.dequantize()
-        tensor = replace(tensor, format=FORMATS["F32"], data=values.view(np.uint8).reshape(len(values), -1))
+        data = values.view(np.uint8).reshape(len(values), -1)
+        tensor = replace(tensor, format=FORMATS["F32"], data=data, factors=())
     split, start = {}, 0
     for name, shape in parts:
         data = tensor.data[start : start + shape[0]]

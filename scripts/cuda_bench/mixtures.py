@@ -106,6 +106,8 @@ class _Tensors:
             blocks = pool.reshape(-1, size)
             if kind == "MXFP4":
                 blocks[:, 0] = 119
+            elif kind == "NVFP4":
+                blocks[:, :4] = 8  # 1/64
             else:
                 scale = np.float16(0.01 / (16 if kind == "Q8_0" else 1))
                 blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)

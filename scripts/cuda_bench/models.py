@@ -139,7 +139,9 @@ def random_blocks(name: str) -> np.ndarray:
     scale = np.float16(0.01 / (16 if name in ("Q8_0", "Q6_K", "IQ4_NL", "IQ4_XS") else 1))
     if name == "MXFP4":
         blocks[:, 0] = 119
-    for at in () if name == "MXFP4" else SCALES.get(name, (0,)):
+    if name == "NVFP4":
+        blocks[:, :4] = 8  # 1/64
+    for at in () if name in ("MXFP4", "NVFP4") else SCALES.get(name, (0,)):
         blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
     return pool
 

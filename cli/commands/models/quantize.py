@@ -48,7 +48,7 @@ class QuantizeOptions:
         flag(
             "--type",
             metavar="TYPE",
-            help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …",
+            help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, nvfp4, int4, …",
             autocompletion=_type_names,
         ),
     ]

@@ -11,7 +11,8 @@
     NVFP4   W[o, i] = e2m1(q[o, i]) · (weight_scale[o, i // 16] / weight_global_scale)
     MXFP4   W[o, i] = e2m1(q[o, i]) · 2^(weight_scale[o, i // 32] - 127)
 
-MXFP4 becomes GGUF's type of that name; NVFP4 has none here, and becomes floats.
+Both become GGUF's types of these names; NVFP4 with a width that 64 does not divide, whose blocks are larger,
+becomes floats.
 
 Sources: OCP Microscaling Formats (MX) Specification 1.0; the tensors that compressed-tensors and ModelOpt
 write.
@@ -23,6 +24,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...formats.nvfp4 import NVFP4_BLOCK
+from ...gguf.tensor_factors import usable_factors
 from ..lazy_rows import Index
 from ..raw_tensors import RawCheckpoint, RawTensor, as_floats, check_tensor
 from .bit_packing import look_up, pack_blocks, unpack_rows
@@ -92,6 +95,8 @@ def _nvfp4(raw: RawCheckpoint, base: str, packed: RawTensor, scale: RawTensor) -
         return values / number if divides else values * number
 
     def encode(index: Index, form: str) -> np.ndarray:
+        if form == "NVFP4":
+            return _blocks(unpack_rows(codes[index], 4), scales[index])
         values = look_up(E2M1, unpack_rows(codes[index], 4))
         values *= np.repeat(combined(scales[index]), NVFP4_GROUP, axis=1)
         return encode_floats(values, form)
@@ -100,4 +105,19 @@ def _nvfp4(raw: RawCheckpoint, base: str, packed: RawTensor, scale: RawTensor) -
         occurring = np.flatnonzero(np.bincount(scale.data, minlength=256))
         return float_formats_of_products(combined(occurring), EXTREMES)
 
-    return PackedWeight(f"{base}weight", (rows, width), (), floats, encode, (packed.data, scale.data))
+    factor = np.float32(1) / number if divides else number
+    # Scales are positive numbers, and all fits into blocks.
+    as_blocks = width % 64 == 0 and scale.data.max(initial=0) < 127 and usable_factors(factor)
+    formats, factors = ("NVFP4",) if as_blocks else (), (float(factor),)
+    return PackedWeight(
+        f"{base}weight", (rows, width), formats, floats, encode, (packed.data, scale.data), factors
+    )
+
+
+def _blocks(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes uint8 [n, width] and scales uint8 [n, width / 16] in blocks of NVFP4: uint8 [n, row_bytes]."""
+    blocks = np.empty((len(codes), codes.shape[1] // 64), NVFP4_BLOCK)
+    blocks["d"] = scales.reshape(*blocks.shape, 4)
+    pairs = codes.reshape(*blocks.shape, 4, 2, 8)
+    blocks["qs"] = pairs[..., 0, :] | pairs[..., 1, :] << 4
+    return blocks.view(np.uint8).reshape(len(codes), -1)

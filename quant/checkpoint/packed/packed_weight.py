@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,18 @@ from ...block import QTensor
 from ...formats import FORMATS
 from ..lazy_rows import Index, lazy_tensor
 
-FORMAT_ORDER = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")  # preferred first
+FORMAT_ORDER = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "MXFP4",
+    "NVFP4",
+    "BF16",
+    "F16",
+    "F32",
+)  # preferred first
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -22,7 +33,7 @@ class PackedWeight:
 
     `block_formats` are the quantised formats among them. `float_formats()` gives the float formats; finding
     those takes longer. `encode` gives rows, numbered across all matrices of the weight, in a format: uint8
-    [n, row_bytes]. `sources` are the arrays of the file that it reads.
+    [n, row_bytes]. `sources` are the arrays of the file that it reads, `factors` those of a tensor in NVFP4.
     """
 
     name: str
@@ -31,6 +42,7 @@ class PackedWeight:
     float_formats: Callable[[], tuple[str, ...]]
     encode: Callable[[Index, str], np.ndarray]
     sources: tuple[np.ndarray, ...]
+    factors: tuple[float, ...] = ()
 
     def tensor(self, form: str) -> QTensor:
         """The weight as a tensor of format `form`, whose rows are encoded when they are read."""
@@ -38,7 +50,8 @@ class PackedWeight:
         def decode(index: Index) -> np.ndarray:
             return self.encode(index, form)
 
-        return lazy_tensor(self.name, FORMATS[form], self.shape, decode, self.sources)
+        tensor = lazy_tensor(self.name, FORMATS[form], self.shape, decode, self.sources)
+        return replace(tensor, factors=self.factors) if form == "NVFP4" else tensor
 
 
 def unpacked_tensors(weights: Iterable[PackedWeight]) -> dict[str, QTensor]:

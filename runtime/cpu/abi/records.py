@@ -238,7 +238,8 @@ ATTENTION = record(
     "window",  # sliding window: positions that a query attends to, its own included; 0: all
     # Keys without their offset, and values, are rotated in blocks of so many dimensions
     # (kernels/attention/rotation.py); 0: the cache has them as they are.
-    "rotation",
+    "key_rotation",
+    "value_rotation",
     "key_offsets",  # float32 [kv_heads, padded head_dim]: what the cache's keys lack; 0: nothing
     "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",

@@ -21,7 +21,7 @@ from ..arena import Arena, Region
 from ..kept_panels import KeptPanels, cut_panels, panel_bytes
 from ..kernels import FIRST_LOGITS, GROUP_MAXIMA, TEAM_KERNELS
 from ..matrix_tiles import usable_tiles
-from ..simd.panels import aligned_empty, repack, repacked_bytes
+from ..simd.panels import aligned_empty, panel_row_bytes, repack, repacked_bytes
 from .attention_record import sequence_ends
 from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
@@ -173,7 +173,7 @@ class Lowering:
 
     def _repack(self, weight: QTensor, panels: np.ndarray) -> None:
         """Fill the panels of a weight part by part, so that memory never holds all of file and panels."""
-        n_rows, row_bytes = weight.data.shape
+        n_rows, row_bytes = len(weight.data), panel_row_bytes(weight)
         rows = max(1, REPACK_BYTES // (LANES * row_bytes)) * LANES
         for first in range(0, n_rows, rows):
             data = weight.data[first : first + rows]

@@ -12,6 +12,7 @@ from ....quant.errors import UnsupportedModel
 from ....quant.formats import FORMATS
 from ....quant.jit.levels import LANES
 from ... import ops
+from ..simd.panels import panel_row_bytes
 from .fusing import GATES
 
 AHEAD_BYTES = 128 << 10  # bytes of a thread's weights that are prefetched at most while it waits
@@ -23,13 +24,13 @@ class WeightPanels:
 
     format: BlockFormat
     shape: tuple[int, ...]  # outputs, inputs
-    row_bytes: int  # bytes of the weights of an output
+    row_bytes: int  # bytes of the weights of an output in a panel
     address: int
 
     @classmethod
     def of(cls, weight: QTensor, address: int) -> WeightPanels:
         """The panels of a matrix at an address."""
-        return cls(weight.format, weight.shape, weight.data.shape[1], address)
+        return cls(weight.format, weight.shape, panel_row_bytes(weight), address)
 
     @property
     def panel_bytes(self) -> int:
@@ -134,4 +135,4 @@ def in_kernel_format(op: ops.Op, weight: QTensor) -> QTensor:
     if not isinstance(op, ops.HeadMatMul) or weight.format.is_float:
         return weight
     halves = weight.dequantize().astype(np.float16)
-    return replace(weight, format=FORMATS["F16"], data=halves.view(np.uint8))
+    return replace(weight, format=FORMATS["F16"], data=halves.view(np.uint8), factors=())

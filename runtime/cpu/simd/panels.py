@@ -7,7 +7,8 @@ after element, and for each element the `lanes` rows side by side::
     panel[plane][block][element][row]
 
 so that one vector load brings the same element of every row. Codes and scales keep their bits, so that
-nothing is lost, and the matrix keeps its size except for rows of zeros that fill up the last panel.
+nothing is lost, and the matrix keeps its size except for rows of zeros that fill up the last panel, and for
+the factors of NVFP4, which follow the planes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....quant.block import BlockFormat, QTensor
+from ....quant.formats.nvfp4 import E4M3, NVFP4_BLOCK, scale_codes
 from ....quant.jit.kernel import CpuKernel
 
 
@@ -52,17 +54,26 @@ PLANES: dict[str, tuple[Plane, ...]] = {
     "IQ4_NL": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
     "IQ4_XS": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 32)),  # d scales_h, scales_l, qs
     "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
+    "NVFP4": (Plane(0, 1, 4), Plane(4, 4, 8)),  # d, qs
 }
+# Formats whose panels have a float32 for each row behind the planes: `stored_factor` of the matrix.
+WITH_FACTOR = frozenset({"NVFP4"})
+
+# The scales of NVFP4 in panels, by those in the file: 3 bits of mantissa, 5 of an exponent with bias 10, so
+# that none is subnormal, which would take processors a hundred cycles.
+_FRACTIONS, _EXPONENTS = np.frexp(E4M3[scale_codes(np.arange(256))])
+NORMAL_SCALES = np.where(_FRACTIONS > 0, (_EXPONENTS + 9) * 8 + _FRACTIONS * 16 - 8, 0).astype(np.uint8)
 
 # Argument record of GATHER_ROWS, int64 fields.
 _GATHER_FIELDS = (
     "data",  # uint8 [n_panels · lanes, row_bytes], the rows as in the file
     "row_bytes",
+    "panel_bytes",
     "n_panels",
     "lanes",  # rows of a panel
     "n_blocks",  # blocks a row
     "type_size",  # bytes of a block
-    "out",  # uint8 [n_panels, lanes · row_bytes]
+    "out",  # uint8 [n_panels, panel_bytes]
     "planes",  # PLANE [n_planes]
     "n_planes",
 )
@@ -73,10 +84,24 @@ GATHER_ROWS = CpuKernel(f"{__package__}.repack", "gather_rows")
 HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
 
 
+def panel_row_bytes(tensor: QTensor) -> int:
+    """Bytes of a row of the matrix in a panel."""
+    return int(tensor.data.shape[1]) + (4 if tensor.format.name in WITH_FACTOR else 0)
+
+
 def repacked_bytes(tensor: QTensor, lanes: int) -> int:
     """Bytes of the matrix in panels of `lanes` rows, the last panel filled up."""
-    rows, row_bytes = tensor.data.shape
-    return -(-rows // lanes) * lanes * row_bytes
+    return -(-tensor.data.shape[0] // lanes) * lanes * panel_row_bytes(tensor)
+
+
+def stored_factor(tensor: QTensor) -> np.float32:
+    """What an NVFP4 matrix is multiplied by, times what makes a scale of the bits in `NORMAL_SCALES`.
+
+    Shifted by 20, to the mantissa and the exponent of a float32, they are the scale times 2^-117. Codes are
+    doubled.
+    """
+    (factor,) = tensor.factors or (1.0,)
+    return np.float32(np.ldexp(np.float32(factor), 116))
 
 
 def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
@@ -88,7 +113,7 @@ def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.nda
     rows, row_bytes = tensor.data.shape
     if out is None:
         out = aligned_empty(repacked_bytes(tensor, lanes))
-    out = out.reshape(-1, lanes * row_bytes)
+    out = out.reshape(-1, lanes * panel_row_bytes(tensor))
     data = np.ascontiguousarray(tensor.data)
     whole = rows // lanes
     _gather(GATHER_ROWS.compiled.ctypes, tensor.format, data[: whole * lanes], lanes, out[:whole])
@@ -96,6 +121,10 @@ def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.nda
         last = np.zeros((lanes, row_bytes), np.uint8)
         last[: rows - whole * lanes] = data[whole * lanes :]
         _gather(GATHER_ROWS.compiled.ctypes, tensor.format, last, lanes, out[whole:])
+    if tensor.format.name in WITH_FACTOR:
+        scales = out[:, : lanes * row_bytes // NVFP4_BLOCK.itemsize * 4]
+        scales[:] = NORMAL_SCALES[scales]
+        out[:, lanes * row_bytes :].view(np.float32)[:] = stored_factor(tensor)
     return out
 
 
@@ -121,7 +150,7 @@ def _gather(
         data.shape[1],
         out.ctypes.data,
     )
-    arguments["n_panels"], arguments["lanes"] = len(out), lanes
+    arguments["n_panels"], arguments["lanes"], arguments["panel_bytes"] = len(out), lanes, out.shape[1]
     arguments["n_blocks"], arguments["type_size"] = n_blocks, type_size
     arguments["planes"], arguments["n_planes"] = planes.ctypes.data, len(planes)
     gather_rows(arguments.ctypes.data, 0, 0)

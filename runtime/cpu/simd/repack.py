@@ -125,7 +125,7 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
     planes = carray(as_pointer(a.planes), a.n_planes, PLANE)
     for panel in range(a.n_panels):
         rows = a.data + panel * a.lanes * a.row_bytes
-        target = a.out + panel * a.lanes * a.row_bytes
+        target = a.out + panel * a.panel_bytes
         for i in range(a.n_planes):
             plane = planes[i]
             small = plane.count < 4

@@ -14,11 +14,11 @@ import importlib
 import importlib.metadata
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ....quant.extras import how_to_install
 from ....quant.jit.file_cache import FileCache
@@ -26,6 +26,9 @@ from ....quant.jit.kernel_cache import cache_folder
 from ....quant.jit.sources import SourceSet
 from ..driver.device import Device
 from ..driver.errors import CudaUnavailable
+
+if TYPE_CHECKING:
+    from .workers import Workers
 
 ENTRY = "kernel"
 KERNELS = f"{__package__.rpartition('.')[0]}.kernels"  # the package of their modules
@@ -38,6 +41,8 @@ _SUFFIX = ".cubin"
 
 
 Arguments = TypeVar("Arguments", bound=Iterable[int | float])
+Made = TypeVar("Made")
+Ask = Callable[[], object]  # asks for kernels
 
 
 @dataclass(frozen=True)
@@ -128,46 +133,119 @@ def missing_compiler() -> str:
 
 @dataclass
 class Kernels:
-    """The kernels of one card, loaded when first asked for."""
+    """The kernels of one card, loaded when first asked for. `close` ends what compiles in the background."""
 
     device: Device
     progress: Callable[[str, int, int], None] | None = None
     _functions: dict[tuple[CudaKernel, int], int] = field(default_factory=dict)
-    _wanted: list[CudaKernel] | None = None
+    _codes: dict[CudaKernel, bytes] = field(default_factory=dict)  # compiled and not loaded yet
+    _wanted: list[CudaKernel] | None = None  # what a function that is called now asks for
+    _all_wanted: bool = False  # or only what is missing
+    _workers: Workers | None = None
 
     def function(self, what: CudaKernel, shared_bytes: int = 0) -> int:
         """What the driver launches, for up to `shared_bytes` of shared memory."""
         key = what, shared_bytes
-        if self._wanted is not None:
+        if self._wanted is not None and self._all_wanted:
             self._wanted.append(what)
             return 0
         if key not in self._functions:
-            code = self._files.load(self._key(what)) or self._compile(what)
+            code = self._codes.get(what) or self._files.load(self._key(what))
+            if code is None:
+                if self._wanted is not None:
+                    self._wanted.append(what)
+                    return 0
+                code = self._compile(what)
             self._functions[key] = self.device.load(code, ENTRY, shared_bytes)
         return self._functions[key]
+
+    def complete(self, make: Callable[[], Made]) -> Made:
+        """What `make` returns; it is called again once the kernels that were missing are compiled, all at
+        once."""
+        if self._wanted is not None:
+            return make()
+        made, wanted = self._listen(make, all_wanted=False)
+        if not wanted:
+            return made
+        self._compile_now(wanted)
+        return make()
 
     def compile_all(self, ask: Callable[[], object]) -> None:
         """Compile what `ask` asks `function` for, where it is missing, in several processes at once.
 
         What these cannot is compiled when it is needed. Raises CudaUnavailable without a compiler.
         """
-        self._wanted = []
+        self._compile_now(self._missing(self._listen(ask)[1]))
+
+    def compile_in_order(self, capacity: str, first: Ask, alike: Sequence[Ask], later: Sequence[Ask]) -> None:
+        """Compile what is missing of what `first` asks for, and of what all of `alike` ask for; in the
+        background, what each of `later` asks for, in this order.
+
+        Asking takes time. So when nothing was missing, this is noted on disk for a model that asks for the
+        same at `first` with the same `capacity`, and only `first` is asked from then on. Raises
+        CudaUnavailable without a compiler.
+        """
+        wanted = self._listen(first)[1]
+        digest = hashlib.sha256(repr([capacity, wanted]).encode()).hexdigest()[:24]
+        complete, note = FileCache(cache_folder(), ".complete"), f"{_prefix(self.device.capability)}-{digest}"
+        if complete.has(note):
+            self._compile_now(self._missing(wanted))
+            return
+        kinds = [self._listen(ask)[1] for ask in alike]
+        common = [what for what in kinds[0] if all(what in kind for kind in kinds)] if kinds else []
+        rest = [what for ask in later for what in self._listen(ask)[1]]
+        if not (missing := self._missing([*wanted, *common, *rest])):
+            complete.store(note, b"")
+            return
+        urgent = [what for what in missing if what in {*wanted, *common}]
+        # Those that take longest first, so that no process is left with one in the end.
+        self._compile_now(sorted(urgent, key=lambda what: "attention" not in what.name))
+        self._compiling().add(missing)
+
+    def close(self) -> None:
+        """Stop compiling. Missing kernels are still compiled where they are needed."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _missing(self, wanted: Iterable[CudaKernel]) -> list[CudaKernel]:
+        """Those that have to be compiled, each once."""
+        unique = dict.fromkeys(wanted)
+        return [w for w in unique if w not in self._codes and not self._files.has(self._key(w))]
+
+    def _listen(self, make: Callable[[], Made], all_wanted: bool = True) -> tuple[Made, list[CudaKernel]]:
+        """What a function returns, and the kernels that it has asked for: all of them, or those missing."""
+        self._wanted, self._all_wanted = [], all_wanted
         try:
-            ask()
+            made = make()
             wanted = self._wanted
         finally:
             self._wanted = None
-        missing = [what for what in dict.fromkeys(wanted) if not self._files.has(self._key(what))]
-        if len(missing) < 2:
+        return made, list(dict.fromkeys(wanted))
+
+    def _compile_now(self, missing: list[CudaKernel]) -> None:
+        if not missing:
             return
+
+        def at(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress("compiling kernels (only once)", done, total)
+
+        self._compiling().compile_now(missing, at)
+
+    def _compiling(self) -> Workers:
         if compiler_version() is None:
             raise CudaUnavailable(missing_compiler())
-        from .workers import compile_elsewhere
+        if self._workers is None:
+            from .workers import Workers
 
-        for done, (what, ptx) in enumerate(compile_elsewhere(missing, self.device.capability)):
-            self._store(what, ptx)
-            if self.progress is not None:
-                self.progress("compiling kernels (only once)", done + 1, len(missing))
+            self._workers = Workers(self.device.capability, self._take)
+        return self._workers
+
+    def _take(self, what: CudaKernel, ptx: str) -> None:
+        """Store a kernel that another process has compiled; called in another thread."""
+        self.device.use()
+        self._store(what, ptx)
 
     def _key(self, what: CudaKernel) -> str:
         """The name of the kernel's file, without its suffix."""
@@ -188,7 +266,7 @@ class Kernels:
         return self._store(what, text)
 
     def _store(self, what: CudaKernel, ptx: str) -> bytes:
-        code = self.device.assemble(ptx)
+        self._codes[what] = code = self.device.assemble(ptx)
         self._files.store(self._key(what), code)
         return code
 

@@ -14,10 +14,13 @@ from numba.cuda import dispatcher
 from numba.cuda.extending import intrinsic
 
 from ..ptx import Instruction
+from .quick_numba import quicken
 from .stage import constants_for, parameter_types, stage
 
 _TYPES = {"r": types.int32, "l": types.int64, "f": types.float32}
 _SHARED = "dynamic_shared"
+
+quicken()
 
 
 def ptx_of(

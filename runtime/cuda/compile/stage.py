@@ -26,12 +26,14 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 from ..abi.arguments import is_record, leaves
 
 Function = Callable[..., Any]
+MANY_ARGUMENTS = 25  # that Python's compiler takes as they are, in a call or a tuple
 
 
 def device(function: Function) -> Function:
@@ -49,11 +51,29 @@ def second(function: Function) -> Function:
 
 
 def constants_for(function: Function, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """The constants that a device function is staged for, where its caller is staged for `constants`."""
+    """The constants that a device function is staged for, where its caller is staged for `constants`: those
+    that it depends on, so that callers which differ in others share it."""
     found = dict(constants)
     if getattr(function, "second", False):
         found |= {k.removesuffix("_SECOND"): v for k, v in found.items() if k.endswith("_SECOND")}
-    return found
+    names = _names(function)
+    return {name: value for name, value in found.items() if name in names}
+
+
+@cache
+def _names(function: Function) -> frozenset[str]:
+    """The names in the source of a device function, and in those of the device functions that it names."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    visible = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    for name in sorted(names):
+        called = visible.get(name)
+        if called is not function and getattr(called, "on_device", False):
+            below = _names(called)
+            names |= below
+            if getattr(called, "second", False):
+                names |= {f"{each}_SECOND" for each in below}
+    return frozenset(names)
 
 
 def static(*bounds: int) -> range:
@@ -256,7 +276,7 @@ class _Stager(ast.NodeTransformer):
         for argument in node.args:
             starred = isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
             arguments += argument.value.elts if starred else [argument]  # type: ignore[attr-defined]
-        node.args = arguments
+        node.args = arguments if len(arguments) <= MANY_ARGUMENTS else [_in_parts(arguments)]
         return node
 
     def visit_Name(self, node: ast.Name) -> Any:
@@ -286,6 +306,19 @@ class _Stager(ast.NodeTransformer):
             return _UNKNOWN
         expression = ast.fix_missing_locations(ast.Expression(_copy(node)))
         return eval(compile(expression, "<constant>", "eval"), {}, self._constants)
+
+
+def _in_parts(arguments: list[ast.expr]) -> ast.expr:
+    """Many arguments of a call as a sum of tuples. Python's compiler would append them to a list one by one,
+    each of which makes another type for Numba."""
+    parts = [
+        ast.Tuple(arguments[i : i + MANY_ARGUMENTS], ast.Load())
+        for i in range(0, len(arguments), MANY_ARGUMENTS)
+    ]
+    whole: ast.expr = parts[0]
+    for part in parts[1:]:
+        whole = ast.BinOp(whole, ast.Add(), part)
+    return ast.Starred(whole, ast.Load())
 
 
 _UNKNOWN = object()

@@ -254,11 +254,16 @@ class LaunchBuilder:
         if buffer in self.program.boundary_out:
             return False
         all_readers = readers(self.cuda_ops, i, buffer)
-        return bool(all_readers) and all(
-            (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))
-            and r.x == buffer
-            for r in all_readers
-        )
+        return bool(all_readers) and all(self._multiplies(r, buffer) for r in all_readers)
+
+    def _multiplies(self, op: CudaOp, x: ops.Buffer) -> bool:
+        """Whether an op that reads `x` is a product with block-quantised weights; or the selection of all
+        rows, which is no launch, for such products."""
+        if isinstance(op, ops.SelectRows) and self._all_logits:
+            return self._read_only_by_matmuls(self.cuda_ops.index(op), op.out)
+        if isinstance(op, JoinedMatMul) and op.weights[0].format.is_float:
+            return False
+        return isinstance(op, GatedMatMul | JoinedMatMul) and op.x == x
 
     def _padded_rows(self, buffer: ops.Buffer) -> int:
         """The constant TOKENS of kernels for the step's rows of a buffer."""

@@ -13,14 +13,15 @@ and the scales that a super-block of 256 weights shares.
 
     4-bit codes   byte 4b + k of a piece's 16 bytes: h = 0 in the low nibble, h = 1 in the high one
       of Q6_K     the same words, rotated to the left by two bits
-      of IQ4_NL, IQ4_XS and MXFP4, which are looked up in a table: nibble 4h + k of word b, with bits 2 and 3
-                  of each code exchanged; -0 of MXFP4 is stored as 0
+      of IQ4_NL, IQ4_XS, MXFP4 and NVFP4, which are looked up in a table: nibble 4h + k of word b, with bits 2
+                  and 3 of each code exchanged; -0 of MXFP4 and NVFP4 is stored as 0
     2-bit codes   byte 4h + k of a piece's 8 bytes: block b in bits 2b and 2b + 1
     1 high bit    bit 2b + h of byte k of a piece's 4 bytes
     8-bit codes   blocks 0 and 1 of four pieces, 16 bytes each, then blocks 2 and 3
 
 Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q3_K, Q4_K, Q5_K and IQ4_XS
-store each 6-bit scale or minimum in a byte; the other formats take as many bytes as in the file.
+store each 6-bit scale or minimum in a byte; the other formats take as many bytes as in the file. NVFP4 has
+the matrix's factor, a float32, as the scale that each super-block of a row shares.
 `kernels/matmul/unpack.py` and `scales.py` read this layout.
 
 Float matrices are stored row by row as they are, each row padded to a multiple of 16 bytes.
@@ -35,6 +36,7 @@ import numpy as np
 from ....quant.block import QTensor
 from ....quant.formats.iq4 import IQ4_NL_BLOCK, IQ4_XS_BLOCK
 from ....quant.formats.mxfp4 import MXFP4_BLOCK
+from ....quant.formats.nvfp4 import NVFP4_BLOCK, scale_codes
 from ....quant.formats.packing import bit_fields
 from ....quant.formats.q2_k import Q2_K_BLOCK
 from ....quant.formats.q3_k import Q3_K_BLOCK
@@ -60,7 +62,13 @@ def tile_bytes(tensor: QTensor) -> int:
         return -(-width * form.type_size // 16) * 16
     size, weights = _BYTES.get(form.name, (form.type_size, form.block_size))
     blocks = -(-width // (CHUNK * BLOCK)) * CHUNK
-    return TILE * blocks * BLOCK // weights * size
+    factors = 4 * _super_blocks(blocks) if form.name == "NVFP4" else 0
+    return TILE * (blocks * BLOCK // weights * size + factors)
+
+
+def _super_blocks(blocks: int) -> int:
+    """Super-blocks of 256 weights that rows of so many blocks begin."""
+    return -(-blocks * BLOCK // 256)
 
 
 def packed_bytes(tensor: QTensor) -> int:
@@ -92,6 +100,10 @@ def pack(tensor: QTensor, first: int, out: np.ndarray) -> None:
         flat = part.reshape(len(out), -1).view(np.uint8)
         out[:, at : at + flat.shape[1]] = flat
         at += flat.shape[1]
+    if form.name == "NVFP4":
+        (factor,) = tensor.factors or (1.0,)
+        # Scales are read as fp16, which makes 2^-8 of 1, and codes are doubled.
+        out[:, at:].view(np.float32)[:] = np.float32(factor) * np.float32(2**7)
 
 
 def _fields(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -211,6 +223,16 @@ def _mxfp4(blocks: np.ndarray) -> Parts:
     return [_codebook_nibbles(codes.astype(np.uint8)), _per_block(f["e"])]
 
 
+def _nvfp4(blocks: np.ndarray) -> Parts:
+    """A sub-block has its codes j and j + 8 in byte j; `_codebook_nibbles` takes codes j of two in a byte."""
+    f = _fields(blocks, NVFP4_BLOCK)
+    low, high = f["qs"] & 0x0F, f["qs"] >> 4  # [rows, blocks of 64, 4, 8]
+    codes = np.stack([low, high], axis=-2).reshape(len(blocks), -1, 2, 16)  # … block of 32, half, weight
+    codes = np.where(codes == 0x08, 0, codes).astype(np.uint8)  # -0 is 0
+    scales = scale_codes(f["d"]).reshape(len(blocks), -1, 2)
+    return [_codebook_nibbles(codes[..., 0, :] | codes[..., 1, :] << 4), _per_block(scales)]
+
+
 def _iq4_xs(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, IQ4_XS_BLOCK)
     low = bit_fields(f["scales_l"][..., None], 4).reshape(*f.shape, 8)
@@ -281,4 +303,5 @@ PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

@@ -61,6 +61,14 @@ def test_a_kernel_that_takes_long_does_not_look_like_a_standstill(monkeypatch):
     assert states(terminal)[-1] == ""
 
 
+def test_kernels_that_a_step_waits_for_later_draw_nothing(monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    with Loading("m") as loading:
+        pass
+    loading.at("compiling kernels", 0, 3)
+    assert states(terminal) == ["loading m …", ""]
+
+
 def test_a_long_line_is_cut_to_the_terminal(monkeypatch):
     terminal = terminal_of(monkeypatch)
     with Loading("m" * 100):

@@ -43,7 +43,7 @@ def test_trap_14_widths_that_do_not_divide_into_256(llm_inside: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "kind", ["q8_0", "q4_0", "q4_1", "q5_0", pytest.param("iq4_nl", marks=pytest.mark.slow), "mxfp4"]
+    "kind", ["q8_0", "q4_0", "q4_1", "q5_0", pytest.param("iq4_nl", marks=pytest.mark.slow), "mxfp4", "nvfp4"]
 )
 def test_trap_14_rows_of_zeros_and_subnormals(llm_inside: Run, tmp_path: Path, kind: str) -> None:
     name = b"blk.0.ffn_up.weight"

@@ -49,7 +49,7 @@ def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
 
 
 def test_the_registry_knows_every_format_of_the_issue() -> None:
-    names = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
+    names = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4"
     assert set(FORMATS) == set(names.split())
     assert all(BY_TYPE[form.ggml_type] is form and FORMATS[form.name] is form for form in ALL)
     assert len(BY_TYPE) == len(FORMATS)
@@ -87,6 +87,30 @@ def test_every_mxfp4_exponent_dequantises_to_the_same_bits() -> None:
     blocks = random_blocks(form, 256, seed=6)
     blocks[:, 0] = np.arange(256)
     assert_same_bits(form.dequantize(blocks), reference(form, blocks))
+
+
+def test_every_nvfp4_scale_dequantises_to_the_same_bits() -> None:
+    form = FORMATS["NVFP4"]
+    blocks = random_blocks(form, 256, seed=6)
+    for r in range(4):
+        blocks[:, r] = np.roll(np.arange(256), 64 * r)
+    assert_same_bits(form.dequantize(blocks), reference(form, blocks))
+
+
+def test_factors() -> None:
+    """A tensor's own factor, and those of stacked matrices."""
+    form = FORMATS["NVFP4"]
+    data = random_blocks(form, 12, seed=9).reshape(6, -1)
+    plain = form.dequantize(data.reshape(-1, 36)).reshape(3, 2, 128)
+    one = QTensor("t", form, (6, 128), data, (0.3,))
+    np.testing.assert_array_equal(one.dequantize(), plain.reshape(6, 128) * np.float32(0.3))
+    np.testing.assert_array_equal(one.rows(np.array([4, 1])), one.dequantize()[[4, 1]])
+    np.testing.assert_array_equal(one.part_of_columns(64, 128).dequantize(), one.dequantize()[:, 64:])
+    stack = QTensor("t", form, (3, 2, 128), data, (0.1, 2.0, 0.3))
+    expected = plain * np.array([0.1, 2, 0.3], np.float32)[:, None, None]
+    np.testing.assert_array_equal(stack.dequantize(), expected)
+    np.testing.assert_array_equal(stack.rows(np.array([5, 2])), expected.reshape(6, 128)[[5, 2]])
+    np.testing.assert_array_equal(stack.row_factors(), np.float32([0.1, 0.1, 2, 2, 0.3, 0.3]))
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])

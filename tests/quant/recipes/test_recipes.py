@@ -132,6 +132,18 @@ def test_mxfp4_of_a_dense_model():
     assert Counter(p.format.name for p in planned) == {"MXFP4": 210, "F32": 61, "Q8_0": 1}
 
 
+def test_nvfp4():
+    """All matrices of layers that readers know factors of; embeddings and output are Q8_0."""
+    planned = plan(RECIPES["nvfp4"], *MODELS[0])
+    assert Counter(p.format.name for p in planned) == {"NVFP4": 210, "F32": 61, "Q8_0": 1}
+    tensors = [
+        outline(f"blk.0.{stem}.weight", (256, 256)) for stem in ("attn_kv_a_mqa", "attn_q", "attn_q_a")
+    ]
+    tensors += [outline("blk.0.ffn_up_exps.weight", (4, 256, 256)), outline("blk.0.ffn_up.weight", (256, 96))]
+    planned = plan(RECIPES["nvfp4"], tensors, ModelShape("deepseek2", 1, 1, n_experts=4))
+    assert [p.format.name for p in planned] == ["Q8_0", "NVFP4", "Q8_0", "NVFP4", "IQ4_NL"]
+
+
 @pytest.mark.parametrize(
     ("form", "width", "expected"),
     [

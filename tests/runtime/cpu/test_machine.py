@@ -20,6 +20,7 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
+from kukri.quant.rounding.encode import encode
 from kukri.runtime import ops
 from kukri.runtime.cpu.abi.records import MATMUL
 from kukri.runtime.cpu.abi.sizes import FEW_ROWS, PAGE_MULTIPLE
@@ -36,6 +37,9 @@ def matrix(rng: np.random.Generator, rows: int, width: int, kind: str) -> QTenso
     if kind == "F32":
         return QTensor("w", FORMATS[kind], values.shape, values.view(np.uint8))
     form = FORMATS[kind]
+    if kind == "NVFP4":
+        factor = float(np.float32(np.abs(values).max() / 2688))
+        return QTensor("w", form, values.shape, encode(values / np.float32(factor), form), (factor,))
     assert form.quantize is not None
     blocks = form.quantize(values.reshape(-1, form.block_size))
     return QTensor("w", form, values.shape, blocks.reshape(rows, -1))
@@ -51,10 +55,11 @@ def program(
     softcap: float = 0.0,
     interleaved: bool = False,
     activation: str = "silu",
+    ffn: int = 96,
 ) -> ops.Program:
     """Two layers with every op there is: q/k norms, biases, partial RoPE, post-norms, soft-caps."""
     rng = np.random.default_rng(seed)
-    hidden, ffn = 64, 96
+    hidden = 64
     b = {
         name: ops.Buffer(name, width)
         for name, width in {
@@ -373,11 +378,11 @@ def test_only_some_rows_wanted():
 
 
 @pytest.mark.parametrize(
-    "kind", ["Q8_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1"))]
+    "kind", ["Q8_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1", "NVFP4"))]
 )
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
-    whole = program(4, kind=kind)
+    whole = program(4, kind=kind, ffn=128 if kind == "NVFP4" else 96)
     steps = batches_of_sequences(np.random.default_rng(2), [60])
     machine = CpuMachine(whole, 40, threads=2)
     got = np.concatenate(run(machine, steps, 7, 64))

@@ -61,7 +61,8 @@ def random_weights(name: str, rows: int, width: int, exponents=(118, 132)) -> QT
         blocks[..., at : at + 2] = scales.view(np.uint8)
     if name == "MXFP4":
         blocks[..., 0] = RNG.integers(*exponents, blocks.shape[:2])
-    return QTensor("w", kind, (rows, width), blocks.reshape(rows, -1))
+    factors = (0.00123,) if name == "NVFP4" else ()
+    return QTensor("w", kind, (rows, width), blocks.reshape(rows, -1), factors)
 
 
 def call(kernel, arguments: np.ndarray, n_rows: int, n_threads: int = 1) -> None:

@@ -10,6 +10,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import UnsupportedModel
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
+from kukri.quant.rounding.encode import encode
 from kukri.runtime import ops
 from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.cpu.abi.instructions import Instructions
@@ -32,6 +33,9 @@ def matrix(rng: np.random.Generator, rows: int, width: int, kind: str) -> QTenso
         halves = (values.view(np.uint32) >> 16).astype(np.uint16)
         data = {"F32": values, "F16": values.astype(np.float16), "BF16": halves}[kind].view(np.uint8)
         return QTensor("w", form, values.shape, data)
+    if kind == "NVFP4":
+        factor = float(np.float32(np.abs(values).max() / 2688))
+        return QTensor("w", form, values.shape, encode(values / np.float32(factor), form), (factor,))
     return QTensor("w", form, values.shape, gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]))
 
 
@@ -39,6 +43,7 @@ def program(
     kind: str = "F32",
     *,
     up_kind: str | None = None,
+    width: int = WIDTH,
     n_experts: int = 8,
     top: int = 3,
     biases: bool = False,
@@ -71,7 +76,7 @@ def program(
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
 
     def expert_biases() -> tuple[np.ndarray, ...]:
-        return tuple(vector(n_experts, n) for n in (WIDTH, WIDTH, HIDDEN)) if biases else ()
+        return tuple(vector(n_experts, n) for n in (width, width, HIDDEN)) if biases else ()
 
     def experts(rows: int, width: int, kind: str) -> tuple[QTensor, ...]:
         return tuple(matrix(rng, rows, width, kind) for _ in range(n_experts))
@@ -105,12 +110,12 @@ def program(
             ops.MatMul(b["h"], b["share"], matrix(rng, 1, HIDDEN, "F32")),
             ops.MoE(
                 *(b["h"], b["experts"], b["weights"], b["h"]),
-                experts(WIDTH, HIDDEN, kind),
-                experts(WIDTH, HIDDEN, up_kind or kind),
-                experts(HIDDEN, WIDTH, kind),
+                experts(width, HIDDEN, kind),
+                experts(width, HIDDEN, up_kind or kind),
+                experts(HIDDEN, width, kind),
                 activation,
                 *(
-                    (vector(n_experts, WIDTH), vector(n_experts, WIDTH), vector(n_experts, HIDDEN))
+                    (vector(n_experts, width), vector(n_experts, width), vector(n_experts, HIDDEN))
                     if biases
                     else ()
                 ),
@@ -183,6 +188,15 @@ def test_formats(kind, variant):
     np.testing.assert_array_equal(one, many)
     error = np.sqrt(np.mean((one - expected) ** 2) / np.mean(expected**2))
     assert error < (1e-2 if not FORMATS[kind].is_float else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("up_kind", ["NVFP4", "Q8_0"])
+def test_experts_with_factors_of_their_own(up_kind):
+    whole = program("NVFP4", up_kind=up_kind, width=128)
+    expected = logits(ReferenceMachine(whole, 4), CHUNKS)
+    got = logits(CpuMachine(whole, 4, threads=2, kv_type="f32"), CHUNKS)
+    assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 1e-2
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_rows_are_rounded_and_laid_out_in_tiles():
     assert not values[37:].any()
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "Q2_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "NVFP4", "Q2_K"])
 def test_formats(name):
     """One of each shape of unpacked weights, signed and unsigned."""
     weights = random_weights(name, 40, 512)

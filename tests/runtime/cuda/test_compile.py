@@ -64,6 +64,7 @@ PROMPT = {
     "SINKS": 1,
 }
 PREFILL = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
+NVFP4 = {"FORMAT": "NVFP4"}
 BATCH = {"FORMAT": "Q6_K", "BIAS": 1, "ACCUMULATE": 1, "GATED": 1, "KIND": 1, "VECTORS": 0, "SHARED": 1}
 MLA = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "SWIZZLE": 3, "M_TILES": 2, "TILE": 64}
 MLA |= {"WARPS": 8, "HEAD_WARPS": 4, "Q_KEPT": 5, "V_TILES": 5, "WARP_V_TILES": 1, "N_TILES": 2}
@@ -81,6 +82,8 @@ KERNELS = [
     kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
     kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, **BATCH),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="NVFP4", M=2, TOKENS=1, **DECODE),
+    kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, **(BATCH | NVFP4)),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
     kernel(simt.simt_attention, 64, PDL=0, **(ATTEND | {"BOTH_WAYS": 1, "WINDOW": 1})),

@@ -106,8 +106,9 @@ def test_kernels_of_all_short_steps_are_compiled_together(program):
     """Steps with drafted or forced ids have any number of rows: none of them stops to compile."""
 
     class Asking(StandInKernels):
-        def compile_all(self, ask):
-            ask()
+        def compile_in_order(self, capacity, first, alike, later):
+            for ask in (first, *later):
+                ask()
 
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=64, device=device, kernels=Asking(device))
@@ -273,3 +274,10 @@ def test_on_the_card(program, feed):
     got = feed(machine, PageTable(1), ids, (20, 3, 1))
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     machine.close()
+
+
+def test_keys_and_values_are_of_one_type(program):
+    """What only the CPU machine has is refused in one line."""
+    for kv_type in ("q8_0/q4_0", "f16/q8_0", "q5_0"):
+        with pytest.raises(ValueError, match=f"^the CUDA machine keeps keys and values alike.* {kv_type}$"):
+            machine_module.cache_type(program, kv_type)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kukri.runtime.cuda.compile import workers
-from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
+from kukri.runtime.cuda.compile.kernel import ENTRY, Kernels, kernel
 from kukri.runtime.cuda.driver import device as driver
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
@@ -16,16 +16,134 @@ from kukri.runtime.cuda.kernels.common import pointwise
 from kukri.runtime.model.cuda_device import gpu_memory
 
 KERNELS = [kernel(pointwise.add, 256, PDL=0), kernel(pointwise.soft_cap, 256, PDL=0)]
+MANY = [kernel(pointwise.add, 32 * i, PDL=0) for i in range(1, 9)]
+# Answers with the number of threads, after a while; for 96 threads it dies.
+SERVE = """
+import json, sys, time
+def serve(arguments):
+    for line in sys.stdin:
+        threads = json.loads(line)[0][2]
+        time.sleep(0.05)
+        if threads == 96:
+            sys.exit()
+        print(json.dumps(str(threads)), flush=True)
+"""
+
+
+class Card:
+    """Assembles nothing, and notes what it loads."""
+
+    capability = (9, 0)
+
+    def __init__(self):
+        self.loaded: list[str] = []
+
+    def use(self): ...
+
+    def assemble(self, ptx):
+        return ptx.encode()
+
+    def load(self, code, entry, shared_bytes):
+        self.loaded.append(code.decode())
+        return len(self.loaded)
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """A single process that compiles nothing, and an empty cache."""
+    (tmp_path / "quick_compiler.py").write_text(SERVE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers, "_ENTRY", "quick_compiler:serve")
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "1")
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def threads_of(kernels):
+    return [str(each.threads) for each in kernels]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 def test_other_processes_compile():
-    found = dict(workers.compile_elsewhere(KERNELS, (9, 0)))
+    found = {}
+    compiling = workers.Workers((9, 0), found.__setitem__)
+    compiling.compile_now(KERNELS)
+    compiling.close()
     assert set(found) == set(KERNELS)
     for text in found.values():
         assert f".entry {ENTRY}(" in text
         assert ".target sm_90" in text
+
+
+def test_what_is_waited_for_comes_first(quick):
+    found, seen = [], []
+    compiling = workers.Workers((9, 0), lambda _, ptx: found.append(ptx))
+    with compiling._changed:  # nothing is begun until somebody waits
+        compiling.add(MANY[3:])
+        compiling.add(MANY[5:])  # they are in the queue
+        compiling.compile_now([MANY[6], MANY[0]], lambda done, total: seen.append((done, total)))
+    assert found[:2] == ["224", "32"]
+    assert (seen[0], seen[-1]) == ((0, 2), (2, 2))
+    compiling.compile_now(MANY[3:6])
+    compiling.compile_now([MANY[7]])
+    assert sorted(map(int, found)) == [32, 128, 160, 192, 224, 256]
+    compiling.close()
+
+
+def test_kernels_of_a_process_that_died_are_left_out(quick):
+    found = []
+    compiling = workers.Workers((9, 0), lambda _, ptx: found.append(ptx))
+    compiling.compile_now([MANY[2], *MANY[:2]])  # the others by another process
+    assert found == ["32", "64"]
+    compiling.close()
+
+
+def test_closing_ends_what_is_compiled(quick):
+    found = []
+    compiling = workers.Workers((9, 0), lambda _, ptx: found.append(ptx))
+    with compiling._changed:
+        compiling.add(MANY[3:])
+        compiling.add(kernel(pointwise.soft_cap, 32 * i, PDL=0) for i in range(4, 400))
+        compiling.compile_now(MANY[:1])
+        process = compiling._processes[0]
+    compiling.close()
+    assert process.poll() is not None
+    n = len(found)
+    assert n < 200
+    compiling.add(MANY[3:])
+    compiling.compile_now(MANY[3:])
+    assert len(found) == n
+
+
+def test_the_first_answer_does_not_wait_for_all_kernels(quick):
+    """At the second start nothing is missing, and at the third nothing but the first kernels is asked for."""
+    card, asked = Card(), []
+
+    def start():
+        asked.clear()
+        kernels = Kernels(card)
+
+        def asking(*wanted):
+            return lambda: [asked.append(each) or kernels.function(each) for each in wanted]
+
+        alike = [asking(MANY[1], MANY[3]), asking(MANY[4], MANY[3])]
+        later = [asking(MANY[5]), asking(MANY[0], MANY[6])]
+        kernels.compile_in_order("", asking(MANY[0]), alike, later)
+        return kernels
+
+    kernels = start()
+    assert {what.threads for what in kernels._codes} >= {32, 128}
+    # What a step needs is compiled together, before it is launched.
+    assert kernels.complete(lambda: [kernels.function(MANY[6]), kernels.function(MANY[0])]) == [2, 1]
+    assert card.loaded == ["32", "224"]
+    kernels._compiling().compile_now([MANY[5]])
+    kernels.close()
+    start()
+    assert len(asked) > 1
+    start()
+    assert asked == [MANY[0]]
 
 
 def test_workers_that_die_leave_their_kernels_out(tmp_path, monkeypatch):
@@ -34,9 +152,13 @@ def test_workers_that_die_leave_their_kernels_out(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(workers, "_ENTRY", "dying:serve")
-    assert list(workers.compile_elsewhere(KERNELS, (9, 0))) == []
+    found = []
+    compiling = workers.Workers((9, 0), lambda kernel, ptx: found.append(kernel))
+    compiling.compile_now(KERNELS)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert list(workers.compile_elsewhere(KERNELS, (9, 0))) == []
+    compiling.compile_now(KERNELS)
+    compiling.close()
+    assert found == []
 
 
 class Functions:

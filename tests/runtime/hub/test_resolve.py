@@ -67,6 +67,7 @@ def test_a_folder_of_nobody_is_not_found() -> None:
         ("model-bf16.gguf", "BF16"),
         ("model-fp16.gguf", "F16"),
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-nvfp4.gguf", "NVFP4"),
         ("model.Q6_K.gguf", "Q6_K"),
         ("model-Q4_0_4_4.gguf", ""),
         ("model.gguf", ""),

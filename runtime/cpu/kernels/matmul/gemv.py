@@ -129,14 +129,14 @@ def _step_ahead(
 
 
 @jit
-def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
-    """Products of a panel with the quantised row at `x`, for formats with blocks of 32 (one group).
+def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int, groups: int) -> Any:
+    """Products of a panel with the quantised row at `x`, for formats with blocks of 32 or 64.
 
-    `end` is the address behind the thread's part of the matrix.
+    A block has so many `groups`; `end` is the address behind the thread's part of the matrix.
     """
     stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
     near = panel + NEAR
-    for g in range(a.n_blocks):
+    for g in range(a.n_blocks * groups):
         ahead = min(ahead, last)
         for line in range(0, group_bytes, 64):
             early(ahead + line)
@@ -148,7 +148,7 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
 
 
 @jit
-def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
+def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int, groups: int) -> Any:
     """The same for formats with blocks of 256 (8 groups).
 
     The groups are unrolled, so that LLVM loads the shared parts of a block once. Each prefetches its share of
@@ -201,14 +201,18 @@ def _product(codes: Codes, panel: int, end: int, a: Any, x: int) -> Any:
 def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
     name = codes.value.name
     if name in FLOATS:
-        product, size = _float_row, FLOAT_BYTES[name] * LANES
-    else:
-        block = FORMATS[name].block_size
-        product = _by_group if block == GROUP else _by_block
-        size = LANES * sum(p.n_bytes for p in PLANES[name]) * GROUP // block
+        stride = FLOAT_BYTES[name] * LANES
+
+        def float_row(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
+            return _float_row(codes, panel, end, a, x, stride)
+
+        return float_row
+    groups = FORMATS[name].block_size // GROUP
+    product = _by_block if groups == 8 else _by_group
+    size = LANES * sum(p.n_bytes for p in PLANES[name]) // groups
 
     def row(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
-        return product(codes, panel, end, a, x, size)
+        return product(codes, panel, end, a, x, size, groups)
 
     return row
 

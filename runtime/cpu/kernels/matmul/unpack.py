@@ -26,7 +26,7 @@ from .unpack_256 import UNPACKERS as UNPACKERS_256
 _UNPACKERS = UNPACKERS_32 | UNPACKERS_256
 CODES: dict[str, Codes] = {name: codes for name, (codes, _) in _UNPACKERS.items()}  # by block format
 
-HALVES = {"Q6_K", "Q3_K", "Q2_K"}  # formats with a scale for each 16 weights
+HALVES = {"Q6_K", "Q3_K", "Q2_K", "NVFP4"}  # formats with a scale for each 16 weights
 MINIMA = {"Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K"}  # formats with minima
 
 

@@ -1,4 +1,4 @@
-"""Unpacking of the formats with blocks of 32 weights: one group a block. `unpack` has the contract.
+"""Unpacking of the formats with blocks of 32 or 64 weights: one or two groups. `unpack` has the contract.
 
 The bit layouts are documented in `quant.formats`, the planes in `simd.panels`.
 """
@@ -12,12 +12,13 @@ import numpy as np
 
 from .....quant.formats.iq4 import IQ4_VALUES
 from .....quant.formats.mxfp4 import E2M1_DOUBLED
+from .....quant.formats.nvfp4 import NVFP4_BLOCK
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import bits_to_f32, splat_f32
-from .....quant.jit.simd.memory import loadv_f16, loadv_i32, loadv_u8
+from .....quant.jit.simd.memory import loadv_f16, loadv_f32, loadv_i32, loadv_u8
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import VECTOR
-from .unpack_words import fifth_bits, lookup_words, merge_bits, nibbles, plane_offsets
+from .unpack_words import LOW4, fifth_bits, lookup_four, lookup_words, merge_bits, nibbles, plane_offsets
 
 # Byte offsets of the planes in a panel, a block and LANES rows.
 _Q8_0 = plane_offsets("Q8_0")
@@ -26,6 +27,8 @@ _Q4_1 = plane_offsets("Q4_1")
 _Q5_0 = plane_offsets("Q5_0")
 _Q5_1 = plane_offsets("Q5_1")
 _MXFP4 = plane_offsets("MXFP4")
+_NVFP4 = plane_offsets("NVFP4")
+_NVFP4_BLOCK = LANES * NVFP4_BLOCK.itemsize  # bytes of a block of all rows
 
 
 def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
@@ -88,6 +91,20 @@ def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     return lookup_words(E2M1_DOUBLED, words), scale
 
 
+def _nvfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = factor · d / 2 · E2M1_DOUBLED[code], d for each 16 (`panels.NORMAL_SCALES`), two groups a block."""
+    at = panel + n_blocks * _NVFP4[1] + group * (4 * VECTOR)
+    a, b, c, d = loadv_i32(at), loadv_i32(at + VECTOR), loadv_i32(at + 2 * VECTOR), loadv_i32(at + 3 * VECTOR)
+    factor = loadv_f32(panel + n_blocks * _NVFP4_BLOCK)  # `panels.stored_factor`
+    scales = panel + group * (2 * LANES)
+    return (
+        lookup_four(E2M1_DOUBLED, (a & LOW4, b & LOW4, (a >> 4) & LOW4, (b >> 4) & LOW4)),
+        lookup_four(E2M1_DOUBLED, (c & LOW4, d & LOW4, (c >> 4) & LOW4, (d >> 4) & LOW4)),
+        bits_to_f32(loadv_u8(scales) << 20) * factor,
+        bits_to_f32(loadv_u8(scales + LANES) << 20) * factor,
+    )
+
+
 UNPACKERS: dict[str, tuple[Codes, Callable]] = {
     codes.name: (codes, function)
     for codes, function in (
@@ -98,5 +115,6 @@ UNPACKERS: dict[str, tuple[Codes, Callable]] = {
         (Codes("Q5_1", limit=31), _q5_1),
         (Codes("IQ4_NL", limit=127, signed=True), _iq4_nl),
         (Codes("MXFP4", limit=12, signed=True), _mxfp4),
+        (Codes("NVFP4", limit=12, signed=True), _nvfp4),
     )
 }

@@ -103,6 +103,17 @@ def lookup_words(table: Any, words: Any) -> Any:
 
 
 @jit
+def lookup_four(table: Any, words: Any) -> Any:
+    """table[code] for each byte of 4 words; `table` is a tuple of 16 ints."""
+    return (
+        lookup16(table, words[0]),
+        lookup16(table, words[1]),
+        lookup16(table, words[2]),
+        lookup16(table, words[3]),
+    )
+
+
+@jit
 def signed_byte(word: Any, index: int) -> Any:
     """Byte `index` of each lane as a signed number, F32."""
     byte = (word >> (8 * index)) & 0xFF

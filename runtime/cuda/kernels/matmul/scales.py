@@ -132,6 +132,21 @@ def q4_k_scale(both, halves, piece):
 
 
 @device
+def load_nvfp4(tile, pieces, piece):
+    """The two E4M3 scales of a block, and the matrix's factor."""
+    scales = read_short(tile + 16 * pieces + 2 * piece)
+    return scales, read1(tile + 18 * pieces + 4 * super_block_of(piece))
+
+
+@device
+def nvfp4_scale(scales, factor, piece):
+    """NVFP4: weights are factor · scale · code, a scale for each 16, whose bits in fp16 are 2^-8 of it."""
+    f = as_float(factor)
+    first, second = shift_left(bits_and(scales, 255), 7), shift_left(shift_right(scales, 8), 7)
+    return f * low_f16(first), 0.0, f * low_f16(second), 0.0
+
+
+@device
 def signed_byte(word, at):
     """The signed byte number `at` of a word."""
     return permute_bytes(word, 0, 0x8880 + 0x1111 * at)

@@ -48,11 +48,13 @@ from .scales import (
     load_iq4_xs,
     load_minimum_16,
     load_minimum_20,
+    load_nvfp4,
     load_q2_k,
     load_q3_k,
     load_q6_k,
     load_two_16,
     load_two_20,
+    nvfp4_scale,
     power_of_two,
     q2_k_scale,
     q3_k_scale,
@@ -166,7 +168,7 @@ def iq4(a, b, c, d):
 
 @device
 def mxfp4(a, b, c, d):
-    """Twice the E2M1 values of MXFP4."""
+    """Twice the E2M1 values of MXFP4 and NVFP4."""
     return looked_up(a, b, c, d, MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3)
 
 
@@ -303,4 +305,7 @@ READERS: dict[str, dict[str, Any]] = {
     "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2)),
     "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
     "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1), planes=(16, 1)),
+    "NVFP4": _reader(
+        (load_nibbles, mxfp4, 4), (load_nvfp4, nvfp4_scale, 2), halves=1, planes=(16, 2), super_block=4
+    ),
 }

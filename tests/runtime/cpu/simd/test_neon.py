@@ -27,12 +27,12 @@ SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
 
 # They would take another minute. The formats' unpacking is in EMBEDS too, and their products are those of
 # formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
-# as are attention to floats and to codes.
+# as are attention to floats, to codes, and to codes of two types.
 LEFT_OUT = [
     *(f"gemv.GEMVS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")),
     *(f"gemm.GEMMS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
-    *(f"prefill.PREFILL_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
-    *(f"decode.DECODE_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
+    *(f"prefill.PREFILL_ATTENTIONS[{name}]" for name in ("F32", "Q8_0", "F16/Q8_0", "F16/Q4_0")),
+    *(f"decode.DECODE_ATTENTIONS[{name}]" for name in ("F32", "Q8_0", "F16/Q8_0", "F16/Q4_0")),
 ]
 
 MATHS = {
@@ -162,9 +162,9 @@ def test_scales_and_codes_are_unpacked_by_vectors(assembly):
     unpacking = [n for n in assembly if re.search(rf"(GEMMS|GEMVS|EMBEDS)\[({'|'.join(CODES)})\]", n)]
     for name in unpacking:
         kind = name.split("[")[1].rstrip("]")
-        if kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):
+        if kind in ("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"):
             assert lines(assembly[name], "tbl"), name
-        if kind != "MXFP4":  # whose scales are bare exponents
+        if kind not in ("MXFP4", "NVFP4"):  # whose scales are bytes
             assert lines(assembly[name], "fcvtl"), name
 
 

@@ -9,7 +9,17 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.runtime.cpu.simd.panels import HIGH_BITS_PLANE, PLANES, regroup_high_bits, repack, repacked_bytes
+from kukri.quant.formats.nvfp4 import E4M3, scale_codes
+from kukri.runtime.cpu.simd.panels import (
+    HIGH_BITS_PLANE,
+    NORMAL_SCALES,
+    PLANES,
+    WITH_FACTOR,
+    regroup_high_bits,
+    repack,
+    repacked_bytes,
+    stored_factor,
+)
 
 RNG = np.random.default_rng(3)
 
@@ -36,10 +46,16 @@ def test_layout(name, lanes, rows, blocks):
     tensor = random_tensor(name, rows, blocks)
     panels = repack(tensor, lanes)
     n_panels = -(-rows // lanes)
-    assert panels.shape == (n_panels, lanes * tensor.data.shape[1])  # not a bit more a weight
+    planes = lanes * tensor.data.shape[1]
+    factor = 4 * lanes if name in WITH_FACTOR else 0
+    assert panels.shape == (n_panels, planes + factor)  # not a bit more a weight
+    if factor:
+        assert (panels[:, planes:].view(np.float32) == stored_factor(tensor)).all()
     assert panels.ctypes.data % 64 == 0
     padded = np.zeros((n_panels * lanes, blocks, tensor.format.type_size), np.uint8)
     padded[:rows] = tensor.data.reshape(rows, blocks, -1)
+    if name == "NVFP4":
+        padded[..., :4] = NORMAL_SCALES[padded[..., :4]]
     at = 0
     for i, plane in enumerate(PLANES[name]):
         element = np.dtype(f"u{plane.size}")
@@ -52,6 +68,13 @@ def test_layout(name, lanes, rows, blocks):
                 if HIGH_BITS_PLANE.get(name) == i:
                     piece = regroup_high_bits(piece)
                 np.testing.assert_array_equal(stored[row // lanes, block, :, row % lanes], piece)
+
+
+def test_scales_of_nvfp4_are_normal_numbers():
+    codes = np.arange(256)
+    values = (NORMAL_SCALES[codes].astype(np.uint32) << 20).view(np.float32)
+    assert ((values == 0) | (values >= np.finfo(np.float32).tiny)).all()
+    np.testing.assert_array_equal(values * np.float32(2.0**117), E4M3[scale_codes(codes)])
 
 
 def test_regrouped_high_bits():

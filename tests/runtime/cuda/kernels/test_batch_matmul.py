@@ -38,6 +38,7 @@ def product(tensors, x, tile, out, bias=None, **constants):
         ("Q6_K", 33, 130, 1280, BatchTile(64, 2, 5, 2)),
         ("Q4_K", 65, 72, 768, BatchTile(128, 2, 4, 1)),
         ("Q8_0", 31, 260, 544, BatchTile(16, 4, 6, 5)),
+        ("NVFP4", 15, 72, 1088, BatchTile(16, 2, 4, 2)),
     ],
 )
 def test_batch(name, n, n_out, width, tile):

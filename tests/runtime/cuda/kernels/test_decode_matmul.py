@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from kukri.quant.formats import FORMATS
 from kukri.runtime.cuda.kernels.common.common import SILU
 from kukri.runtime.cuda.kernels.common.sums import SumArguments
 from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul, two_matmuls
@@ -83,7 +86,7 @@ def multiply(n, constants, weights, n_out, x, epilogue):
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
     constants = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
-    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
+    width = {32: 480, 64: 448}.get(FORMATS[name].block_size, 512)
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
     x[0, 7] = 100
@@ -91,6 +94,22 @@ def test_formats(name, n):
     out = np.full((n, 19), np.nan, np.float32)
     multiply(n, constants, [tensor], 19, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0])
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_joined_matrices_have_factors_of_their_own():
+    """NVFP4 matrices that one product multiplies by, as queries, keys and values."""
+    rng = np.random.default_rng(4)
+    tensors = [
+        replace(random_tensor("NVFP4", 16, 128, seed), factors=(f,)) for seed, f in ((0, 0.1), (1, 2.0))
+    ]
+    x = rng.standard_normal((1, 128)).astype(np.float32)
+    raw, values = quantized(x, 1)
+    rows, out = np.concatenate([packed(t) for t in tensors]), np.full((1, 32), np.nan, np.float32)
+    constants = READERS["NVFP4"] | PLAIN | {"M": 1, "KS": 1, "WARPS": 2, "TOKENS": 1}
+    arguments = [rows, 0, rows.shape[1], 4, 32, raw, 1, 0, 0, 1.0, 1.0, 0, out, 4 * 32, 0, 0, 0]
+    run(decode_matmul, constants, (1,), 64, [*arguments, *SumArguments()], 64 * 2)
+    expected = values.astype(np.float64) @ np.concatenate([t.dequantize() for t in tensors]).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
 from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
 from kukri.runtime.cuda.kernels.experts.moe_matmul import moe_decode_matmul, moe_float_matmul, quantize_pairs
@@ -67,7 +68,7 @@ def quantized(x: np.ndarray, top: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name):
     """Two rows, each with two of three experts."""
-    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 96
+    width = {32: 96, 64: 448}.get(FORMATS[name].block_size, 512)
     rng, tensors = np.random.default_rng(2), [random_tensor(name, 21, width, seed) for seed in range(3)]
     x = rng.standard_normal((2, width)).astype(np.float32)
     x[0, 3] = 40  # an outlier

@@ -33,7 +33,8 @@ def close(got, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)]
+    ("name", "width", "bias"),
+    [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0), ("NVFP4", 192, 0)],
 )
 def test_sm80(name, width, bias):
     rng, tensor = np.random.default_rng(0), random_tensor(name, 37, width)
@@ -99,6 +100,7 @@ def test_column_order():
         ("Q4_K", 257, 129, 256, (1, 256), 1, 0),
         ("Q8_0", 256, 200, 160, (1, 256), 0, 0),
         ("Q2_K", 127, 257, 512, (2, 128), 1, 1),
+        ("NVFP4", 9, 70, 320, (1, 128), 0, 1),
     ],
 )
 def test_sm90(name, n, n_out, width, shape, bias, accumulate):

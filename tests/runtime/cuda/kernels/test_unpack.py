@@ -32,6 +32,9 @@ def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:
     if name == "MXFP4":
         blocks[:, 0] = rng.integers(118, 130, len(blocks))
         blocks[:2, 0] = 0, 1
+    elif name == "NVFP4":
+        blocks[0, :4] = 1, 7, 127, 255  # subnormal, NaN, and the largest
+        return QTensor("random", form, (rows, width), data, (0.00123,))
     elif not form.is_float:
         for at in halves.get(name, (0,)):
             scales = rng.uniform(-0.02, 0.02, len(blocks)).astype(np.float16)
@@ -49,7 +52,7 @@ def packed(tensor: QTensor) -> np.ndarray:
 
 @pytest.mark.parametrize("name", READERS)
 def test_blocks(name):
-    width = 512 if FORMATS[name].block_size > 32 else 480
+    width = {32: 480, 64: 448}.get(FORMATS[name].block_size, 512)
     tensor = random_tensor(name, 19, width)
     rows, tokens = packed(tensor), np.array([2, 0, 18, 19], np.int32)
     out = np.full((4, width), np.nan, np.float32)
@@ -78,8 +81,11 @@ def test_floats(name, kind):
 
 
 def test_sizes():
-    """Nothing grows by more than a byte for each 6-bit scale, where rows and blocks fill tiles and chunks."""
+    """Nothing grows by more than a byte for each 6-bit scale, or four for 256 weights in NVFP4, where
+    rows and blocks fill tiles and chunks."""
     for name in READERS:
         tensor = random_tensor(name, 32, 4096)
         growth = packed_bytes(tensor) / tensor.data.size
-        assert growth < {"Q3_K": 1.05, "Q4_K": 1.03, "Q5_K": 1.03, "IQ4_XS": 1.02}.get(name, 1 + 1e-9)
+        assert growth < {"Q3_K": 1.05, "Q4_K": 1.03, "Q5_K": 1.03, "IQ4_XS": 1.02, "NVFP4": 1.03}.get(
+            name, 1 + 1e-9
+        )
