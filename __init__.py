@@ -211,9 +211,10 @@ def load(
       only committed as it fills.
     - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within a
       container's quota.
-    - `kv_type`: how the KV cache stores keys and values: "f32", "f16", "q8_0", "q4_0", or "auto". "auto" is
-      f32 if all weights are floats. For quantised weights it is f16 on the GPU, and on the CPU q8_0, but f16
-      for models whose keys have a bias beside attention sinks or a soft cap: these lose too much in 8 bits.
+    - `kv_type`: how the KV cache stores keys and values: "f32", "f16", "q8_0", "q4_0", on the CPU also keys /
+      values in different types ("q8_0/q4_0", "f16/q8_0", "f16/q4_0"), or "auto". "auto" is f32 if all weights
+      are floats. For quantised weights it is f16 on the GPU, and on the CPU q8_0, but f16 for models whose
+      keys have a bias beside attention sinks or a soft cap: these lose too much in 8 bits.
     - `gpu_layers`: run only this many layers, the last ones, on the GPU and the others on the CPU. Default:
       all, or with "auto" as many as fit. 0 runs all on the CPU.
     - `parallel`: generations that may run at the same time, each with a whole context of its own; more than

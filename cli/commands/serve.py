@@ -102,6 +102,13 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     request_timeout: Annotated[
         float, flag("--request-timeout", metavar="SECONDS", min=0.001, help="For a whole answer.")
     ] = 3600.0
+    stream_interval: Annotated[
+        float,
+        flag(
+            "--stream-interval", metavar="MS", min=0, max=10_000,
+            help="Gather what a stream brings for so long where two tokens and more come in it; 0: never.",
+        ),
+    ] = 30.0  # fmt: skip
     memory: Annotated[
         str | None,
         flag(
@@ -141,6 +148,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
                 max_body=self.max_body,
                 max_connections=self.max_connections,
                 request_seconds=self.request_timeout,
+                part_seconds=self.stream_interval / 1000,
                 memory=None if self.memory is None else size(self.memory),
             )
         except ValueError as problem:

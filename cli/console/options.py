@@ -55,11 +55,15 @@ class KvType(StrEnum):
     f32 = "f32"
     q8_0 = "q8_0"
     q4_0 = "q4_0"
+    q8_0_q4_0 = "q8_0/q4_0"  # keys / values
+    f16_q8_0 = "f16/q8_0"
+    f16_q4_0 = "f16/q4_0"
 
 
 DeviceFlag = Annotated[Device, flag("--device", help="Where to run.")]
 KvTypeFlag = Annotated[
-    KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
+    KvType,
+    flag("--kv-type", help="Number format of the KV cache, or keys/values; auto suits it to the model."),
 ]
 Threads = Annotated[int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)]
 GpuLayers = Annotated[

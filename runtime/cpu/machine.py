@@ -16,7 +16,7 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
+from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, key_and_value_types
 from .kept_panels import KeptPanels
 from .key_offsets import biased_layers, key_offsets, keys_have_outliers
 from .lowering.base import MachineConfig
@@ -35,9 +35,10 @@ class CpuMachine:
 
     The constructor repacks the weights, or maps those that are `kept` on disk. It calls `release` with
     tensors, or parts of them, whose bytes in the file are no longer needed, and `progress` with (stage, done,
-    total). `threads` defaults to the physical cores (`default_threads`). `kv_type` is the element type of the
-    KV cache: "f16", "f32", "q8_0", "q4_0", or "auto": f32 if all weights are floats, so that a float model is
-    not rounded; f16 for models whose keys have biases beside attention sinks or a soft cap; otherwise q8_0.
+    total). `threads` defaults to the physical cores (`default_threads`). `kv_type` is how the KV cache stores
+    numbers: "f16", "f32", "q8_0", "q4_0", keys / values ("q8_0/q4_0", "f16/q8_0", "f16/q4_0"), or "auto": f32
+    if all weights are floats, so that a float model is not rounded; f16 for models whose keys have biases
+    beside attention sinks or a soft cap; otherwise q8_0.
     `states` holds the states of recurrent ops for `max_sequences` sequences. Raises ValueError if `page_size`
     is no multiple of `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for
     an op. Not for use from two threads at once.
@@ -70,7 +71,7 @@ class CpuMachine:
         self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
-        self._rotates = rotates(program, self.kv_type.upper())
+        self._rotates = rotates_keys, rotates_values = rotated(program, self.kv_type.upper())
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -78,8 +79,9 @@ class CpuMachine:
             max_rows=self.max_rows,
             max_logits=self.max_logits,
             cache_type=self.kv_type.upper(),
-            rotates=self._rotates,
-            key_offsets=key_offsets(program) if self._rotates else {},
+            rotates_keys=rotates_keys,
+            rotates_values=rotates_values,
+            key_offsets=key_offsets(program) if rotates_keys else {},
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress, kept).lower()
@@ -102,16 +104,16 @@ class CpuMachine:
         `table` must have pages for the rows' positions already. Raises ValueError if positions, tokens or the
         number of rows are out of range, and RuntimeError if the machine is closed.
         """
-        return self._run_step(batch, table, maxima=False)
+        return self._run_step(batch, table)
 
-    def _run_step(self, batch: Batch, table: PageTable, maxima: bool) -> np.ndarray:
-        """`step`, with the `maxima` of the logits if they are wanted."""
+    def _run_step(self, batch: Batch, table: PageTable, k: int = 0, n_tokens: int = 0) -> np.ndarray:
+        """`step`, with what `TopLogits` needs for the top `k` of `n_tokens` logits if there is a k."""
         self._check(batch, table)
         if not len(batch.tokens):
             return np.empty((0, self.program.logits.width), np.float32)
         run = self._lowered.steps_of(len(batch.tokens))
         held = self._begin(batch, table, run)
-        self._run(self._top_logits.instructions(run) if maxima else run.instructions)
+        self._run(self._top_logits.instructions(run, k, n_tokens) if k else run.instructions)
         del held
         self.states.end(batch)
         return run.result[: len(batch.logits_indices)]
@@ -156,6 +158,7 @@ class CpuMachine:
     def _run_alone(self, run: StepList, instructions: np.ndarray, n: int) -> None:
         """Run instructions of a list for `n` rows, all with logits, that belong to no sequence."""
         step, rows = self._step, np.arange(n, dtype=np.int32)
+        self._inputs.forget()
         step["n_rows"], step["n_logits"] = n, n
         step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):
@@ -202,9 +205,9 @@ class CpuMachine:
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
-        maxima = self._top_logits.serves(k, n_tokens)
-        logits = self._run_step(batch, table, maxima)[:, :n_tokens]
-        return list(self._top_logits.top_k(logits, k)) if maxima else top_k_of(logits, k)
+        if not self._top_logits.serves(k, n_tokens):
+            return top_k_of(self._run_step(batch, table)[:, :n_tokens], k)
+        return self._top_logits.top_k(self._run_step(batch, table, k, n_tokens)[:, :n_tokens], k)
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -216,8 +219,8 @@ class CpuMachine:
     def page_layout(self) -> str:
         """How a page's bytes are to be read; it depends on the width of vectors."""
         words = [pool.shape[1] for pool in self._pools]
-        rotated = " rotated" if self._rotates else ""
-        return f"cpu {self.kv_type}{rotated} {LANES} lanes, {self.page_size} tokens {words}"
+        how = {(True, True): " rotated", (False, True): " values rotated"}.get(self._rotates, "")
+        return f"cpu {self.kv_type}{how} {LANES} lanes, {self.page_size} tokens {words}"
 
     def read_page(self, page: int) -> np.ndarray:
         """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
@@ -272,7 +275,7 @@ class CpuMachine:
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
-    """The element type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown.
+    """The type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown.
 
     "auto" takes 8 bits but for keys with a bias that has to stay in them (`key_offsets.py`): some of
     their dimensions are far larger than others, which even rotated is too coarse for the rest.
@@ -287,7 +290,11 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
     return kv_type.upper()
 
 
-def rotates(program: ops.Program, kind: str) -> bool:
-    """Whether a cache of type `kind` has keys and values rotated (kernels/attention/rotation.py): 4 bits need
-    that, and 8 bits where some dimensions of keys are far larger than others."""
-    return kind == "Q4_0" or (kind == "Q8_0" and keys_have_outliers(program))
+def rotated(program: ops.Program, kind: str) -> tuple[bool, bool]:
+    """Whether a cache of type `kind` has keys rotated, and values (kernels/attention/rotation.py).
+
+    4 bits need that, and 8 bits where some dimensions of keys are far larger than others.
+    """
+    keys, values = key_and_value_types(kind)
+    rotates_keys = keys == "Q4_0" or (keys == "Q8_0" and keys_have_outliers(program))
+    return rotates_keys, values == "Q4_0" or (values == "Q8_0" and rotates_keys)

@@ -30,6 +30,7 @@ class StepInputs:
         self._row_addresses = [row.ctypes.data + 4 * i for i in range(4)]
         self._instructions: np.ndarray | None = None  # those whose addresses the record has
         self._blocks: np.ndarray | None = None
+        self._single: StepList | None = None  # whose step of one row with logits the record has
 
     def set_instructions(self, instructions: np.ndarray) -> None:
         """Let the step run `instructions`, INSTRUCTION [n]."""
@@ -38,19 +39,25 @@ class StepInputs:
             self._words[_INSTRUCTIONS + 1] = len(instructions)
             self._instructions = instructions
 
+    def forget(self) -> None:
+        """Call where something else writes rows into the record."""
+        self._single = None
+
     def fill(self, batch: Batch, table: PageTable, run: StepList) -> Sequence[np.ndarray]:
         """Set the rows of the step, which are valid. What is returned must live until it has run."""
         n, n_logits = len(batch.tokens), len(batch.logits_indices)
         held: Sequence[np.ndarray]
+        single = run if n == n_logits == 1 else None
         if n == 1 and n_logits <= 1:
             row, held, addresses = self._row, self._held, self._row_addresses
-            row[0], row[1] = batch.tokens.item(), batch.sequences.item()
-            row[2], row[3] = batch.positions.item(), 0
+            row[0], row[1], row[2] = batch.tokens.item(), batch.sequences.item(), batch.positions.item()
+            if single is not None and single is self._single and table.blocks is self._blocks:
+                return held  # the rest is as it was
         else:
             inputs = (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
             held = [np.ascontiguousarray(a, np.int32) for a in inputs]
             addresses = [a.ctypes.data for a in held]
-        words = self._words
+        words, self._single = self._words, single
         words[_ROWS], words[_ROWS + 1] = n, n_logits
         for i, address in enumerate(addresses, _ROWS + 2):
             words[i] = address

@@ -6,14 +6,12 @@ group for next to nothing; a thread that were to look at all logits behind the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..engine.sampling.top_k import TopK, top_k_of
-from .abi.records import GROUP_MAXIMA, INSTRUCTION
+from .abi import records
 from .abi.sizes import LOGITS_GROUP
-from .kernels import GROUP_MAXIMA as KERNEL
+from .kernels import FIRST_LOGITS, GROUP_MAXIMA
 from .lowering.lower import StepList
 
 MANY_GROUPS = 4  # groups for each of the k logits: with fewer of them, all logits are looked at
@@ -25,46 +23,53 @@ class TopLogits:
 
     def __init__(self, max_rows: int, width: int) -> None:
         self._maxima = np.empty((max_rows, width // LOGITS_GROUP), np.float32)
-        self._lists: dict[int, tuple[StepList, np.ndarray, np.ndarray]] = {}  # by `id` of the list
+        ids, values = np.empty(max_rows, np.int64), np.empty(max_rows, np.float32)
+        self._ids, self._values = ids, values
+        self._first = [TopK(ids[i : i + 1], values[i : i + 1]) for i in range(max_rows)]  # what a step leaves
+        self._found = ids.data  # as numbers: NumPy's would take longer than all else here
+        self._lists: dict[tuple[int, int], tuple[StepList, np.ndarray, list[np.ndarray]]] = {}
 
     def serves(self, k: int, n_tokens: int) -> bool:
         """Whether maxima help to find the top `k` of `n_tokens` logits."""
         return n_tokens // LOGITS_GROUP >= MANY_GROUPS * k
 
-    def instructions(self, run: StepList) -> np.ndarray:
-        """Those of `run`, INSTRUCTION [n], and one that finds the maxima."""
-        if id(run) not in self._lists:
-            arguments, last = np.zeros(1, GROUP_MAXIMA), np.zeros(1, INSTRUCTION)
-            for name, array in (("logits", run.result), ("maxima", self._maxima)):
-                arguments[name], arguments[f"{name}_stride"] = array.ctypes.data, array.strides[0]
-            arguments["n_groups"] = self._maxima.shape[1]
-            last["kernel"], last["arguments"], last["barrier"] = KERNEL.address, arguments.ctypes.data, True
-            self._lists[id(run)] = run, np.concatenate([run.instructions, last]), arguments
-        return self._lists[id(run)][1]
+    def instructions(self, run: StepList, k: int, n_tokens: int) -> np.ndarray:
+        """Those of `run`, INSTRUCTION [n], and what finds the maxima, and with a `k` of 1 the largest of the
+        first `n_tokens` logits."""
+        key = id(run), n_tokens if k == 1 else 0
+        if key not in self._lists:
+            maxima, first = np.zeros(1, records.GROUP_MAXIMA), np.zeros(1, records.FIRST_LOGITS)
+            outputs = ("logits", run.result), ("maxima", self._maxima)
+            for arguments in (maxima, first):
+                for name, array in outputs:
+                    arguments[name], arguments[f"{name}_stride"] = array.ctypes.data, array.strides[0]
+            maxima["n_groups"] = self._maxima.shape[1]
+            first["n_groups"], first["n_tokens"] = n_tokens // LOGITS_GROUP, n_tokens
+            first["ids"], first["values"] = self._ids.ctypes.data, self._values.ctypes.data
+            last = np.zeros(2 if k == 1 else 1, records.INSTRUCTION)
+            last["barrier"] = True
+            last["kernel"][0], last["arguments"][0] = GROUP_MAXIMA.address, maxima.ctypes.data
+            last["kernel"][1:], last["arguments"][1:] = FIRST_LOGITS.address, first.ctypes.data
+            self._lists[key] = run, np.concatenate([run.instructions, last]), [maxima, first]
+        return self._lists[key][1]
 
-    def top_k(self, logits: np.ndarray, k: int) -> Iterator[TopK]:
-        """The top `k` of each row of float32 [rows, tokens], whose maxima have been found; as `top_k_of`."""
-        n_groups = logits.shape[1] // LOGITS_GROUP
-        for row, maxima in zip(logits, self._maxima[: len(logits), :n_groups], strict=True):
-            yield (_first if k == 1 else _top_k)(row, maxima, k) or top_k_of([row], k)[0]
+    def top_k(self, logits: np.ndarray, k: int) -> list[TopK]:
+        """The top `k` of each row of float32 [rows, tokens], whose step had those `instructions`; as
+        `top_k_of`, and valid until the next step."""
+        n_rows = len(logits)
+        if k == 1:
+            if n_rows == 1 and self._found[0] >= 0:
+                return self._first[:1]
+            found = [self._first[i] if self._found[i] >= 0 else None for i in range(n_rows)]
+        else:
+            n_groups = logits.shape[1] // LOGITS_GROUP
+            maxima = self._maxima[:n_rows, :n_groups]
+            found = [_top_k(*row, k) for row in zip(logits, maxima, strict=True)]
+        return [top or top_k_of([logits[i]], k)[0] for i, top in enumerate(found)]
 
     def close(self) -> None:
         """Let go of the memory of the lists."""
         self._lists.clear()
-
-
-def _first(row: np.ndarray, maxima: np.ndarray, k: int) -> TopK | None:
-    """The largest logit of a row; None if some logit is not finite."""
-    best = int(maxima.argmax())  # NaN is the largest of all
-    if maxima[best] != maxima[best]:
-        return None
-    group = LOGITS_GROUP * best
-    rest = LOGITS_GROUP * len(maxima)
-    first = group + int(row[group : group + LOGITS_GROUP].argmax())
-    value = row.item(first)
-    if rest < len(row) and not row[rest:].max() <= value:
-        return None
-    return TopK(np.array((first,)), np.array((value,), np.float32))
 
 
 def _top_k(row: np.ndarray, maxima: np.ndarray, k: int) -> TopK | None:

@@ -596,5 +596,7 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
         floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
         return "f32" if all(floats) else "f16"
     if kv_type not in CACHE_BITS:
-        raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
+        raise ValueError(
+            f"the CUDA machine keeps keys and values alike, as {', '.join(CACHE_BITS)}, not as {kv_type}"
+        )
     return kv_type

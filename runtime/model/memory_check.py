@@ -17,7 +17,12 @@ from ...quant.units import human_bytes
 from ..engine.cache import PAGE_SIZE
 from ..ops import CacheLayer
 
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes a number in the KV cache
+_NUMBER_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number in the KV cache
+# Bytes of a number of a key and of a value, by type of the KV cache, or types of keys / of values.
+KV_BYTES = {
+    kind: (_NUMBER_BYTES[kind.split("/")[0]], _NUMBER_BYTES[kind.split("/")[-1]])
+    for kind in ("f32", "f16", "f16/q8_0", "f16/q4_0", "q8_0", "q8_0/q4_0", "q4_0")
+}
 OVERHEAD = 150_000_000  # bytes of interpreter, Numba and compiled kernels, activations, tokenizer
 MOST_CONTEXT = 1 << 30  # tokens, of a model without a KV cache
 LEAST_CONTEXT = 512  # tokens; the advice suggests no context below this
@@ -92,7 +97,8 @@ def cache_bytes_per_token(layers: Sequence[CacheLayer], kv_type: str) -> float:
     """Bytes of KV cache that one token takes in all layers together. ValueError for an unknown `kv_type`."""
     if kv_type not in KV_BYTES:
         raise ValueError(f"unknown KV cache type {kv_type!r}; there are {', '.join(KV_BYTES)}")
-    return sum(layer.width for layer in layers) * KV_BYTES[kv_type]
+    key, value = KV_BYTES[kv_type]
+    return sum(layer.key_width * key + layer.value_width * value for layer in layers)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

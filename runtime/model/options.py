@@ -28,9 +28,10 @@ class LoadOptions:
       for, at most 8192, and less, down to 1024, where memory is short.
     - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within a
       container's quota.
-    - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0" or "auto". "auto" is f32 if all
-      weights are floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have
-      a bias beside attention sinks or a soft cap. The reference machine always stores float32.
+    - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0", on the CPU also keys / values
+      in different types ("q8_0/q4_0", "f16/q8_0", "f16/q4_0"), or "auto". "auto" is f32 if all weights are
+      floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have a bias beside
+      attention sinks or a soft cap. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `contexts`: how many whole contexts the KV cache has room for, if not as many as `parallel` says. With

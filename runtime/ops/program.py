@@ -59,10 +59,19 @@ class CacheLayer:
     value_dim: int | None = None
 
     @property
+    def key_width(self) -> int:
+        """How many numbers of keys the layer caches for each token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """How many numbers of values the layer caches for each token."""
+        return self.kv_heads * (self.head_dim if self.value_dim is None else self.value_dim)
+
+    @property
     def width(self) -> int:
-        """The number of values that the layer caches for each token."""
-        values = self.head_dim if self.value_dim is None else self.value_dim
-        return self.kv_heads * (self.head_dim + values)
+        """How many numbers the layer caches for each token."""
+        return self.key_width + self.value_width
 
 
 @dataclass(frozen=True)

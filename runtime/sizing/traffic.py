@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.stats import GenerationStats
-from ..model.memory_check import KV_BYTES
+from ..model.memory_check import cache_bytes_per_token
 from ..ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
 
 
@@ -36,11 +36,12 @@ def bytes_per_token(program: Program, kv_type: str, first: int, n_new: int, n_pa
                 weights += every * op.experts.width / len(op.up)
     weights /= n_parallel  # a step reads them once for all sequences, but not experts
     cached = sum(
-        program.cache_layers[op.layer].width * mean_seen(first, first + n_new, op.window)
+        cache_bytes_per_token([program.cache_layers[op.layer]], kv_type)
+        * mean_seen(first, first + n_new, op.window)
         for op in program.ops
         if isinstance(op, Attend)
     )
-    return weights + cached * KV_BYTES[kv_type]
+    return weights + cached
 
 
 def mean_seen(first: int, end: int, window: int) -> float:

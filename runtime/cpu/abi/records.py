@@ -238,7 +238,8 @@ ATTENTION = record(
     "window",  # sliding window: positions that a query attends to, its own included; 0: all
     # Keys without their offset, and values, are rotated in blocks of so many dimensions
     # (kernels/attention/rotation.py); 0: the cache has them as they are.
-    "rotation",
+    "key_rotation",
+    "value_rotation",
     "key_offsets",  # float32 [kv_heads, padded head_dim]: what the cache's keys lack; 0: nothing
     "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",
@@ -347,6 +348,18 @@ GROUP_MAXIMA = record(
     "n_groups",  # whole groups of a row
     "maxima",  # output, float32 [n_logits, n_groups]
     "maxima_stride",
+)
+
+# FIRST_LOGITS: the largest logit of each row, by the maxima of its groups.
+FIRST_LOGITS = record(
+    "logits",  # float32 [n_logits, columns]
+    "logits_stride",
+    "maxima",  # float32 [n_logits, n_groups or more]
+    "maxima_stride",
+    "n_groups",  # whole groups of tokens
+    "n_tokens",  # columns to look at: the groups', and some behind them
+    "ids",  # output, int64 [n_logits]; -1: a logit is not finite
+    "values",  # output, float32 [n_logits]
 )
 
 # State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is:

@@ -24,7 +24,8 @@ from ..simd.tile_sizes import (
 )
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by float type
-CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
+# Types of the KV cache: of all its numbers, or of keys / of values. Keys need more bits than values.
+CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0", "F16/Q8_0", "F16/Q4_0", "Q8_0/Q4_0")
 # Rows of a step at most that is run by the list of instructions for few rows: from here on the gemm, which
 # unpacks weights into memory, is faster than the skinny gemm (docs/performance.md).
 FEW_ROWS = 64 if LANES == 16 else 16
@@ -125,15 +126,25 @@ def rotation_block(head_dim: int, value_dim: int) -> int:
     return both & -both
 
 
-def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one kv head in one page; multiples of 64."""
-    dim = padded(head_dim)
+def key_and_value_types(cache_type: str) -> tuple[str, str]:
+    """The element types of the keys and of the values in a cache of one of `CACHE_TYPES`."""
+    keys, _, values = cache_type.partition("/")
+    return keys, values or keys
+
+
+def piece_bytes(kind: str, dim: int, page_size: int) -> int:
+    """Bytes of `page_size` vectors of `dim` numbers, an element type's codes with their scales."""
     if kind in FLOAT_BYTES:
-        size = FLOAT_BYTES[kind]
-        return head_dim * page_size * size, page_size * dim * size
-    codes = dim * page_size // (1 if kind == "Q8_0" else 2)
-    both = codes + dim // GROUP * page_size * 2
-    return both, both
+        return dim * page_size * FLOAT_BYTES[kind]
+    return dim * page_size // (1 if kind == "Q8_0" else 2) + dim // GROUP * page_size * 2
+
+
+def pool_bytes(cache_type: str, head_dim: int, page_size: int) -> tuple[int, int]:
+    """Bytes of the keys and of the values of one kv head in one page; multiples of 64."""
+    keys, values = key_and_value_types(cache_type)
+    dim = padded(head_dim)
+    key_dim = head_dim if keys in FLOAT_BYTES else dim
+    return piece_bytes(keys, key_dim, page_size), piece_bytes(values, dim, page_size)
 
 
 # --- attention (kernels/attention/) ----------------------------------------------------------------------

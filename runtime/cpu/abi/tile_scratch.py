@@ -7,14 +7,15 @@ from typing import NamedTuple
 from ....quant.jit.decorators import jit
 from ..simd.amx_sizes import ROWS, TILE, UNIT_BYTES
 from ..simd.tile_sizes import GROUP
-from .sizes import padded
+from .sizes import key_and_value_types, padded
 
 # Queries that unpacked keys and values are used for, at most; a power of two.
 TILE_QUERIES = 128
 RUN = 32  # tokens of a run, which lies in one page
 RUNS = 4  # runs between two updates of the running maximum
-# By cache type: into how many bfloat16 are queries and keys split, and softmax numerators and values?
-PARTS = {"F32": (2, 2), "F16": (2, 1), "Q8_0": (1, 1), "Q4_0": (1, 1)}
+# By element type of the cache: into how many bfloat16 are queries and keys split?
+KEY_PARTS = {"F32": 2, "F16": 2, "Q8_0": 1, "Q4_0": 1}
+VALUE_PARTS = {"F32": 2, "F16": 1, "Q8_0": 1, "Q4_0": 1}  # the same of softmax numerators and values
 
 
 class TileScratch(NamedTuple):
@@ -74,4 +75,6 @@ def tile_scratch_at(base: int, dim: int, key_parts: int, value_parts: int) -> Ti
 
 def tile_attention_bytes(cache_type: str, head_dim: int) -> int:
     """Scratch bytes a thread."""
-    return int(tile_scratch_at.py_func(0, padded(head_dim), *PARTS[cache_type]).end)
+    keys, values = key_and_value_types(cache_type)
+    parts = KEY_PARTS[keys], VALUE_PARTS[values]
+    return int(tile_scratch_at.py_func(0, padded(head_dim), *parts).end)

@@ -77,6 +77,7 @@ STATE_SCAN = _kernel("common.recurrent", "state_scan")
 
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_kernel("common.team", name) for name in ("post", "lead", "follow"))
 GROUP_MAXIMA = _kernel("common.group_maxima", "group_maxima")
+FIRST_LOGITS = _kernel("common.group_maxima", "first_logits")
 SUM_BUFFER = _kernel("common.bandwidth", "sum_buffer")
 
 LOG_SUMS = _kernel("common.row_scores", "log_sums")

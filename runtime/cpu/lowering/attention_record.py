@@ -35,6 +35,7 @@ def attention_fields(
     """
     if op.value_dim > op.head_dim:
         raise UnsupportedModel(f"values of {op.value_dim} dimensions and keys of only {op.head_dim}")
+    block = rotation_block(op.head_dim, op.value_dim)
     fields: dict[str, Any] = {
         "keys": keys.address,
         "values": values.address,
@@ -43,7 +44,8 @@ def attention_fields(
         "head_dim": op.head_dim,
         "value_step": op.head_dim if op.v is op.k else op.value_dim,
         "value_dim": op.value_dim,
-        "rotation": rotation_block(op.head_dim, op.value_dim) if config.rotates else 0,
+        "key_rotation": block if config.rotates_keys else 0,
+        "value_rotation": block if config.rotates_values else 0,
         "append": op.append,
         "window": op.window,
         "scale": op.scale,

@@ -19,7 +19,7 @@ from ..abi.instructions import Progress
 from ..abi.sizes import FEW_ROWS
 from ..arena import Arena, Region
 from ..kept_panels import KeptPanels, cut_panels, panel_bytes
-from ..kernels import GROUP_MAXIMA, TEAM_KERNELS
+from ..kernels import FIRST_LOGITS, GROUP_MAXIMA, TEAM_KERNELS
 from ..matrix_tiles import usable_tiles
 from ..simd.panels import aligned_empty, panel_row_bytes, repack, repacked_bytes
 from .attention_record import sequence_ends
@@ -160,7 +160,8 @@ class Lowering:
         If any of them is not in the cache, those of few rows are compiled as well, lest they interrupt a
         conversation later on. Otherwise they are there too, and are loaded when they are needed.
         """
-        kernels = [*decode.instructions.kernels, *prefill.instructions.kernels, GROUP_MAXIMA, *TEAM_KERNELS]
+        of_steps = *decode.instructions.kernels, *prefill.instructions.kernels
+        kernels = [*of_steps, GROUP_MAXIMA, FIRST_LOGITS, *TEAM_KERNELS]
         if any(not kernel_cache().has(kernel.key) for kernel in kernels):
             kernels += few_rows.instructions.kernels
         compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))

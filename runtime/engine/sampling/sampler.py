@@ -104,7 +104,7 @@ class Sampler:
             peak = float(logits[first])
         elif isinstance(logits, TopK):
             top = self._edited_top_k(logits, history) if self._edits else logits
-            first, peak = int(top.ids[0]), float(top.logits[0])
+            first, peak = top.ids.item(0), top.logits.item(0)
         else:
             if self._edits:
                 logits = self._edited(logits, history)

@@ -38,9 +38,8 @@ class StepTimes:
             return 4 * LEAST_MIXED_ROWS
         return max(LEAST_MIXED_ROWS, int((DECODE_STEPS - 1) * self._decode_seconds / self._row_seconds))
 
-    def measure(self, plan: List[Rows], n_prefill: int, seconds: float) -> None:
-        """Note a step of these rows, of which `n_prefill` were prefill."""
-        n_rows = sum(rows.n for rows in plan)
+    def measure(self, n_rows: int, n_prefill: int, seconds: float) -> None:
+        """Note a step of so many rows, of which `n_prefill` were prefill."""
         if n_prefill == 0:
             self.costs.observe(n_rows, seconds)
             self._decode_seconds = _moved(self._decode_seconds, seconds)

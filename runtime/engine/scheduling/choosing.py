@@ -25,7 +25,7 @@ def choose(rows: Rows, logits: List[np.ndarray | TopK], most_tokens: int) -> int
     if rows.sequence.constrained is not None:
         return _choose_constrained(rows, logits, most_tokens, rows.sequence.constrained)
     for n_right, row in enumerate(logits):
-        if not _choose_one(rows, row, n_right) or _draft_ends(rows, n_right, most_tokens):
+        if not choose_one(rows, row, n_right) or _draft_ends(rows, n_right, most_tokens):
             return n_right
     return 0
 
@@ -45,7 +45,7 @@ def _choose_constrained(
     sequence, n_right = rows.sequence, 0
     try:
         for (n_right, row), mask in zip(enumerate(logits), constrained.masks(), strict=True):
-            if not _choose_one(rows, row, n_right, mask):
+            if not choose_one(rows, row, n_right, mask):
                 break
             constrained.accept(sequence.ids[-1])
             if constrained.ended or _draft_ends(rows, n_right, most_tokens):
@@ -71,7 +71,7 @@ def _append_forced(sequence: Sequence, constrained: ConstrainedAnswer, most_toke
         constrained.accept(token)
 
 
-def _choose_one(rows: Rows, logits: np.ndarray | TopK, n_before: int, mask: Mask | None = None) -> bool:
+def choose_one(rows: Rows, logits: np.ndarray | TopK, n_before: int, mask: Mask | None = None) -> bool:
     """Sample a token, `n_before` rows behind the first with logits; False if the sequence ends instead."""
     sequence = rows.sequence
     try:

@@ -46,12 +46,16 @@ class Drafting:
     def prepare(self, running: List[Sequence]) -> None:
         """Draft for the sequences that are about to decode. The drafter may run a machine of its own."""
         self.seconds = 0.0
-        if not [s for s in running if s.drafts is not None]:
+        for sequence in running:
+            if sequence.drafts is not None:
+                break
+        else:
             return
         decoding = [s for s in running if not s.paused and not s.prefilling]
         if len(decoding) > MOST_DRAFTING:
             return
-        wishes, asking = list[Wish](), list[SequenceDrafts]()
+        wishes: list[Wish] = []
+        asking: list[SequenceDrafts] = []
         for sequence in decoding:
             drafts = sequence.drafts
             if drafts is None or not self._may_draft(sequence):
@@ -76,6 +80,10 @@ class Drafting:
             proposals = [[] for _ in wishes]
         for drafts, proposal in zip(asking, proposals, strict=True):
             drafts.offer(proposal)
+
+    def takes_part(self, sequence: Sequence) -> bool:
+        """Whether the next step of a sequence that decodes alone has drafts, or a drafter follows it."""
+        return sequence.drafts is not None and (self._drafter is not None or bool(self.take(sequence, 1)))
 
     def take(self, sequence: Sequence, n_decoding: int) -> list[int]:
         """The ids that are drafted for a sequence, in a step of `n_decoding` that decode."""

@@ -12,9 +12,8 @@ from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
 
-MANY = 4  # tokens in the time between two batches, so many that nobody reads them one by one
-CROWD = 20  # generations that run at a time
-LONGEST_PAUSE = 4.0  # between batches, in units of what the caller asks for
+LEAST_TOGETHER = 2  # tokens in the time between two batches: with fewer, each comes as soon as it is there
+MOST_BATCHES = 1000  # a second, of all generations that run: they leave the engine's thread time
 
 
 @contextmanager
@@ -117,25 +116,25 @@ class Generation:
     async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[int], None]:
         """The tokens in batches of all that are there, without blocking the event loop; none is empty.
 
-        Between two batches are so many `seconds` where tokens come faster, but for the last one, twice as
-        many where more than MANY come in that time, and more where more than CROWD generations run: the event
-        loop has nothing to do for this generation meanwhile, and all of them leave the engine's thread time.
+        The first token and the last come at once, and so does each where fewer than LEAST_TOGETHER come in so
+        many `seconds`. Where more do, they are gathered: a batch comes so many seconds behind the one before,
+        or as many more as keep all generations that run below MOST_BATCHES a second. Meanwhile the event loop
+        has nothing to do for this generation. Without `seconds` nothing is gathered.
         """
         self._driver.start()
         reader = _Reader(self._sequence)
         self._sequence.listener = reader.tell
-        before = 0.0  # when the latest batch came
+        latest = 0.0  # when the last token of the latest batch was there
         try:
             while not self._sequence.finished or self._sequence.n_new > self._sequence.n_read:
                 self._driver.check()
+                newest = self._sequence.changed_at
                 if batch := self._read_all():
-                    came, before = before, monotonic()
+                    start, before, latest = monotonic(), latest, newest
                     yield batch
-                    fast = len(batch) * seconds > MANY * (before - came)
-                    crowd = min(len(self._driver.scheduler.running) / CROWD, LONGEST_PAUSE)
-                    pause = max(2.0 if fast else 1.0, crowd) * seconds
-                    if before - came < 1.5 * pause and not self._sequence.finished:
-                        await reader.pause(pause)
+                    if seconds and LEAST_TOGETHER * (latest - before) <= len(batch) * seconds:
+                        crowd = len(self._driver.scheduler.running) / MOST_BATCHES
+                        await reader.pause_until(start + max(seconds, crowd))
                 elif not self._sequence.finished:
                     await reader.wait()
         finally:
@@ -181,10 +180,10 @@ class _Reader:
             await self._there.wait()
         self._asked = False
 
-    async def pause(self, seconds: float) -> None:
-        """For so long, or until the sequence has ended."""
+    async def pause_until(self, time: float) -> None:
+        """Until a time of the monotonic clock, or until the sequence has ended."""
         self._there.clear()
-        timer = self._loop.call_later(seconds, self._there.set)
+        timer = self._loop.call_later(time - monotonic(), self._there.set)
         if not self._sequence.finished:
             await self._there.wait()
         timer.cancel()

@@ -23,12 +23,12 @@ from ..speculation.drafter import Drafter
 from ..state import States
 from ..timeline import Timeline
 from .accounting import StepTimes, count_step, parts_of
-from .batching import Rows, run_step
+from .batching import Rows, by_turn, next_in_turn, prefill_rows, row_alone, run_step
 from .choosing import choose, score_prompt
 from .drafting import Drafting
 from .placement import Limits, Placement
-from .row_choice import by_turn, next_in_turn, prefill_rows, row_alone
 from .sequence import NO_SLOT, Sequence
+from .single import SingleStep
 
 FEW_ROWS = 16  # of one sequence that are run like those of decoding
 PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wait for one
@@ -59,6 +59,7 @@ class Scheduler:
         self.times = StepTimes()
         self.timeline = Timeline()
         self._drafting = Drafting(machine, table, limits, states, drafter)
+        self._single = SingleStep(machine, table, limits)
 
     # ---- from any thread
 
@@ -85,11 +86,14 @@ class Scheduler:
         Raises what the machine raises, and then every sequence of the step has ended with that error; an
         interrupt (KeyboardInterrupt) ends none.
         """
-        with self.lock:
-            self.drop_cancelled()
-            self._settle_groups()
-            self._admit()
+        if self._cancelled or self.groups or self.waiting:
+            with self.lock:
+                self.drop_cancelled()
+                self._settle_groups()
+                self._admit()
         self._drafting.prepare(self.running)
+        if len(self.running) == 1 and self._step_single(self.running[0]):
+            return True
         with self.lock:
             plan = self._plan()
         if not plan:
@@ -105,6 +109,31 @@ class Scheduler:
             self._roll_back(plan, error)
             raise
         self._commit(plan, results, start)
+        return True
+
+    def _step_single(self, sequence: Sequence) -> bool:
+        """Run the step of the only running sequence, if it decodes without drafts, by fewer calls than a step
+        that has to be planned: what runs between two steps finds cold caches, so that each call takes about a
+        microsecond. False if nothing was run."""
+        if self.placement.states or self.timeline.watching or self._drafting.takes_part(sequence):
+            return False
+        if (k := self._single.top_k(sequence)) == 0:
+            return False
+        start = perf_counter()
+        try:
+            top = self._single.run(sequence, k)
+        except BaseException as error:
+            self._roll_back([self._single.rows(sequence)], error)
+            raise
+        self._single.choose(sequence, top)
+        seconds = perf_counter() - start
+        with self.lock:
+            if sequence.slot != NO_SLOT:  # it was not cancelled meanwhile
+                self._single.count(sequence, seconds)
+                if sequence.finished:
+                    self._end(sequence)
+        self.times.measure(1, 0, seconds)
+        sequence.tell()
         return True
 
     def drop_cancelled(self) -> None:
@@ -177,8 +206,6 @@ class Scheduler:
         self._repair()
         if self.limits.alone:
             return self._plan_alone()
-        if len(self.running) == 1 and (only := self._only_row(self.running[0])) is not None:
-            return [only]
         plan: list[Rows] = []
         ready = [sequence for sequence in self.running if not sequence.paused]
         most = max(1, min(FEW_ROWS, self.machine.max_rows // max(1, len(ready))))
@@ -197,16 +224,6 @@ class Scheduler:
         if len(ready) > len(decoding):
             self._plan_prefill(ready, plan)
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
-
-    def _only_row(self, sequence: Sequence) -> Rows | None:
-        """What the only running sequence decodes next, which `_plan` would find as well, if not as soon; None
-        if it does not decode, or cannot."""
-        if sequence.paused or len(sequence.ids) - sequence.n_cached != 1 or sequence.prefilling:
-            return None
-        if len(sequence.ids) > self.limits.context:
-            return None
-        rows = self._decode_rows(sequence, 1)
-        return rows if self._make_room(sequence, rows.n, []) else None
 
     def _plan_prefill(self, ready: list[Sequence], plan: list[Rows]) -> None:
         """Add chunks of prompts to the decode rows of a step, as far as there is room for them."""
@@ -299,7 +316,8 @@ class Scheduler:
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
-        end, right = 0, list[int]()
+        end = 0
+        right: list[int] = []
         for rows in plan:
             those = results[end : end + rows.n_logits]
             end += rows.n_logits
@@ -321,7 +339,7 @@ class Scheduler:
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
             self._settle_groups()
-        self.times.measure(plan, n_prefill, seconds)
+        self.times.measure(sum(rows.n for rows in plan), n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
                 rows.sequence.tell()

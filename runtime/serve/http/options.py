@@ -22,8 +22,9 @@ class ServeOptions:
     - `max_connections`: open at a time; more are closed at once.
     - `body_seconds`: from the head of a request to the end of its body; `head_seconds`: for its head;
       `write_seconds`: that a client may take no part of an answer; `request_seconds`: for all of it.
-    - `part_seconds`: between two parts of a streamed answer at least, twice that where tokens come fast
-      (`Generation.batches`); each part takes time from the threads that compute.
+    - `part_seconds`: between two parts of a streamed answer where its tokens come faster than two in that
+      time (`Generation.batches`), since each part takes time from the threads that compute; 0: a part has
+      what is there.
     - `load_patience`: seconds that a request waits for a model that is being loaded; then it gets 503.
     - `memory`: bytes that loaded models may have together; None: as much as the machine has.
     """
@@ -40,7 +41,7 @@ class ServeOptions:
     body_seconds: float = 60.0
     write_seconds: float = 60.0
     request_seconds: float = 3600.0
-    part_seconds: float = 0.02
+    part_seconds: float = 0.03
     load_patience: float = 3.0
     memory: int | None = None
     allowed_hosts: frozenset[str] = field(init=False)

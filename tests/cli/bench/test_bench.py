@@ -333,6 +333,8 @@ def test_bytes_of_a_token(tiny: Path) -> None:
     assert bytes_per_token(program, "f32", 1, 1) == weights + row + 4 * seen
     assert bytes_per_token(program, "f16", 11, 3) == weights + row + 2 * seen * 12
     assert bytes_per_token(program, "q8_0", 100, 1) == pytest.approx(weights + row + 34 / 32 * seen * 100)
+    both = bytes_per_token(program, "q8_0/q4_0", 100, 1)
+    assert both == pytest.approx(weights + row + (34 + 18) / 64 * seen * 100)
 
 
 @pytest.mark.slow

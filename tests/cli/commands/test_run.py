@@ -314,11 +314,11 @@ def test_the_cache_is_as_exact_as_the_model_unless_told_otherwise(
         return real(*arguments)
 
     monkeypatch.setattr(machine, "Lowering", spy)
-    for kind in (None, "f16", "f32", "q8_0", "q4_0", "auto"):
+    for kind in (None, "f16", "f32", "q8_0", "q4_0", "q8_0/q4_0", "auto"):
         flags = () if kind is None else ("--kv-type", kind)
         assert llm_inside("run", "-m", tiny, "-n", 1, *flags, "hi").returncode == 0
     assert llm_inside("chat", "-m", tiny, "-n", 1, input=b"hi").returncode == 0
-    assert kinds == ["F32", "F16", "F32", "Q8_0", "Q4_0", "F32", "F32"]
+    assert kinds == ["F32", "F16", "F32", "Q8_0", "Q4_0", "Q8_0/Q4_0", "F32", "F32"]
 
 
 def test_a_warm_start_does_without_numba(tiny: Path, environment: dict[str, str]) -> None:

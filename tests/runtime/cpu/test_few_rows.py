@@ -18,7 +18,8 @@ def test_as_many_rows_as_are_checked_at_once():
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv_type", "more"), [("Q4_0", "q8_0", {}), ("Q8_0", "f16", {"window": 40, "head_dim": 64})]
+    ("kind", "kv_type", "more"),
+    [("Q4_0", "q8_0", {}), ("Q4_0", "q8_0/q4_0", {}), ("Q8_0", "f16", {"window": 40, "head_dim": 64})],
 )
 def test_rows_are_the_same_bits_alone_and_together(feed, kind, more, kv_type):
     machine = CpuMachine(program(1, kind, **more), 4, threads=2, kv_type=kv_type)

@@ -9,8 +9,9 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime.cpu import key_offsets as module
+from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
 from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
-from kukri.runtime.cpu.machine import CpuMachine, cache_type, rotates
+from kukri.runtime.cpu.machine import CpuMachine, cache_type, rotated
 from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -93,7 +94,14 @@ def test_which_caches_are_rotated():
     """Those of 4 bits, and those of 8 bits if keys have a bias or a norm."""
     plain = program(1, "Q8_0")
     with_bias = biased(plain, np.ones(64, np.float32))
-    assert [rotates(plain, kind) for kind in ("F32", "F16", "Q8_0", "Q4_0")] == [False, False, False, True]
-    assert [rotates(with_bias, kind) for kind in ("F32", "F16", "Q8_0", "Q4_0")] == [False, False, True, True]
+    rules = {kind: (rotated(plain, kind), rotated(with_bias, kind)) for kind in CACHE_TYPES}
+    never, always = (False, False), (True, True)
+    assert rules == {
+        **dict.fromkeys(("F32", "F16", "F16/Q8_0"), (never, never)),
+        "F16/Q4_0": ((False, True), (False, True)),
+        "Q8_0": (never, always),
+        "Q8_0/Q4_0": ((False, True), always),
+        "Q4_0": (always, always),
+    }
     layouts = {CpuMachine(each, 4, kv_type="q8_0").page_layout for each in (plain, with_bias)}
     assert len(layouts) == 2

@@ -332,6 +332,40 @@ def test_waiting_threads_prefetch_what_they_multiply_next():
     machine.close()
 
 
+def test_a_row_is_that_of_its_own_step_whatever_ran_in_between():
+    """A step of one row leaves most of its inputs for the next such step."""
+    net = program(5)
+    machine, table = CpuMachine(net, 4, max_sequences=2), PageTable(4, 2)
+    reference, other = ReferenceMachine(net, 4), PageTable(4, 2)
+    last, x = next(
+        (i, op.x) for i, op in enumerate(net.ops) if isinstance(op, ops.MatMul) and op.out == net.logits
+    )
+
+    def step(*rows: tuple[int, int, int], n_logits: int = 1) -> None:
+        for sequence in {row[1] for row in rows}:
+            for pages in (table, other):
+                pages.extend(sequence, sum(row[1] == sequence for row in rows))
+        tokens, sequences, positions = (np.array(part, np.int32) for part in zip(*rows, strict=True))
+        batch = Batch(tokens, sequences, positions, np.arange(len(rows), dtype=np.int32)[:n_logits])
+        got, expected = machine.step(batch, table), reference.step(batch, other)
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+
+    step((7, 0, 0))
+    step((8, 0, 1))
+    step((9, 0, 2), n_logits=0)
+    step((10, 0, 3))
+    step((11, 1, 0), (12, 1, 1), n_logits=1)
+    step((13, 0, 4))
+    behind = machine.finish(last, {x: np.ones((3, 64), np.float32)})
+    assert behind.shape == (3, VOCAB)
+    step((14, 1, 2))
+    table, other = PageTable(4, 2), PageTable(4, 2)  # for the same sequences in other pages
+    step((1, 1, 0))
+    step((2, 0, 0))
+    step((3, 0, 1))
+    machine.close()
+
+
 def test_only_some_rows_wanted():
     whole = program(3)
     steps = batches_of_sequences(np.random.default_rng(1), [40, 30])

@@ -56,7 +56,7 @@ def test_outliers_and_offsets(kind):
     errors = []
     for block, offset in ((0, False), (64, False), (64, True)):
         cache = Cache(kind, n_threads=2)
-        cache.arguments["rotation"] = block
+        cache.arguments["key_rotation"] = cache.arguments["value_rotation"] = block
         cache.arguments["key_offsets"] = large.ctypes.data if offset else 0
         cache.key_mean = large
         q, k, v, out = fill(cache, np.random.default_rng(9), n)

@@ -18,6 +18,7 @@ from kukri.runtime.cpu.simd.amx_operands import high_part, load_byte_pairs, load
 from kukri.runtime.cpu.simd.panels import aligned_empty
 
 from .test_attention import ERRORS, MAINLY_Q8_0, SHAPES, Cache, expected, fill
+from .test_cache_rounding import MAINLY_MIXED, cached, error, random_cache, with_sink
 
 if LEVEL != "plain16" and (LANES != 16 or not cpu_features().get("avx512bf16")):
     pytest.skip("needs AVX-512 BF16, or level plain16", allow_module_level=True)
@@ -26,7 +27,7 @@ from .simd.tile_unit import ATTENTIONS
 
 UNITS = {"memory": ATTENTIONS} | ({"AMX": TILE_ATTENTIONS} if matrix_tiles.usable_tiles() else {})
 # What bfloat16 adds to the relative RMS error of the output: values split in two, or rounded.
-TILE_ERRORS = {"F32": 2e-5, "F16": 4e-3, "Q8_0": 4e-3, "Q4_0": 4e-3}
+TILE_ERRORS = dict.fromkeys(CACHE_TYPES, 4e-3) | {"F32": 2e-5}
 
 
 @numba.njit
@@ -103,6 +104,23 @@ def test_prompts(kernels, kind, shape):
 @pytest.mark.parametrize("kind", CACHE_TYPES)
 def test_other_prompts(kernels, kind, shape):
     test_prompts(kernels, kind, shape)
+
+
+@pytest.mark.parametrize("kind", MAINLY_MIXED)
+def test_random_shapes(kernels, kind):
+    """Against what the cache has rounded keys and values to, with a sink for each head."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        cache = random_cache(rng, kind, TileCache, kernels=kernels)
+        sinks = rng.normal(size=cache.heads).astype(np.float32) + 3
+        cache.arguments["sinks"] = sinks.ctypes.data
+        n = int(rng.integers(2, 200))
+        q, k, v = cache.rows(rng, n)
+        cache.table.extend(0, n)
+        out = cache.prefill([(0, p) for p in range(n)], q, k, v)
+        k, v = cached(cache, k, v)
+        want = np.stack([with_sink(cache, p, q[p], k, v, sinks) for p in range(n)])
+        assert error(out, want) < TILE_ERRORS[kind]
 
 
 def test_many_queries_share_keys(kernels):

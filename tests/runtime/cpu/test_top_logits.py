@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kukri.runtime.cpu import top_logits
 from kukri.runtime.cpu.abi.records import STEP
 from kukri.runtime.cpu.abi.sizes import LOGITS_GROUP
 from kukri.runtime.cpu.team import Team
@@ -28,7 +29,7 @@ def found(team: Team, logits: np.ndarray, k: int, n_tokens: int) -> list[TopK]:
     assert top.serves(k, n_tokens)
     nothing = np.zeros(0, dtype=[("kernel", "i8"), ("arguments", "i8"), ("barrier", "i8"), ("ahead", "i8")])
     run: Any = SimpleNamespace(result=logits, instructions=nothing)
-    instructions = top.instructions(run)
+    instructions = top.instructions(run, k, n_tokens)
     step = np.zeros(1, STEP)
     step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
     step["n_threads"], step["n_rows"], step["n_logits"] = team.n_threads, len(logits), len(logits)
@@ -71,6 +72,13 @@ def test_values_that_are_not_finite_and_extremes(team: Team, k: int, value: floa
 def test_rows_of_one_value(team: Team, k: int):
     for value in (0.0, -0.0, -7.5, -np.inf, np.nan):
         check(team, np.full((1, 64 * LOGITS_GROUP + 3), value, np.float32), k, 64 * LOGITS_GROUP + 3)
+
+
+def test_the_largest_logit_is_found_by_the_threads(team: Team, monkeypatch: pytest.MonkeyPatch):
+    logits = np.random.default_rng(3).standard_normal((4, 9001), dtype=np.float32)
+    expected = logits[:, :8999].argmax(axis=1).tolist()
+    monkeypatch.setattr(top_logits, "top_k_of", None)
+    assert [top.ids.item() for top in found(team, logits, 1, 8999)] == expected
 
 
 def test_few_logits_are_looked_at_one_by_one():

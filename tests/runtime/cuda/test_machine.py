@@ -274,3 +274,10 @@ def test_on_the_card(program, feed):
     got = feed(machine, PageTable(1), ids, (20, 3, 1))
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     machine.close()
+
+
+def test_keys_and_values_are_of_one_type(program):
+    """What only the CPU machine has is refused in one line."""
+    for kv_type in ("q8_0/q4_0", "f16/q8_0", "q5_0"):
+        with pytest.raises(ValueError, match=f"^the CUDA machine keeps keys and values alike.* {kv_type}$"):
+            machine_module.cache_type(program, kv_type)

@@ -277,8 +277,11 @@ def test_cache_bytes():
     assert cache_bytes_per_token(layers, "f16") == 30 * 2 * 3 * 64 * 2
     assert cache_bytes_per_token(layers, "q8_0") == 30 * 2 * 3 * 64 * 34 / 32
     assert cache_bytes_per_token(layers, "q4_0") == 30 * 2 * 3 * 64 * 18 / 32
+    assert cache_bytes_per_token(layers, "q8_0/q4_0") == 30 * 3 * 64 * (34 + 18) / 32
+    unlike = [CacheLayer(2, 96, 64), CacheLayer(1, 576, 0)]  # fewer values than keys, and none
+    assert cache_bytes_per_token(unlike, "f16/q4_0") == 2 * (2 * 96 + 576) + 2 * 64 * 18 / 32
     assert cache_bytes_per_token([CacheLayer(1, 64), CacheLayer(2, 32)], "f32") == 2 * 4 * 128
-    with pytest.raises(ValueError, match=r"'f8'.*f16, q8_0, q4_0"):
+    with pytest.raises(ValueError, match=r"'f8'.*f16, .*q8_0, .*q4_0"):
         cache_bytes_per_token(layers, "f8")
 
 

@@ -124,7 +124,7 @@ def test_nobody_else_notices(served: Served, greedy: Callable[[str, int], str]) 
 
 
 def test_an_answer_that_takes_too_long(endless: Path) -> None:
-    options = ServeOptions(request_seconds=0.5)
+    options = ServeOptions(request_seconds=0.1)
     with serving({"endless": endless}, options, LoadOptions(device="cpu", context=4096)) as running:
         done = running.post(PATH, {"messages": HI})
         assert done.status_code == 504

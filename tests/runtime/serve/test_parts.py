@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kukri.cli.commands.serve import ServeFlags
 from kukri.runtime.answers.answer import Answer
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.serve.call import WHOLE_SECONDS
@@ -76,6 +77,12 @@ def test_an_answer_that_is_not_streamed_is_looked_at_now_and_then(
     assert patient.post("/v1/completions", BODY).json()["usage"]["completion_tokens"] == 300
     assert sum(looks) == 300
     assert len(looks) <= 3 + (time.monotonic() - start) / WHOLE_SECONDS
+
+
+def test_the_interval_of_the_command_line_is_that_of_parts() -> None:
+    assert ServeFlags().serving().part_seconds == ServeOptions().part_seconds == 0.03
+    assert ServeFlags(stream_interval=0).serving().part_seconds == 0
+    assert ServeFlags(stream_interval=250).serving().part_seconds == 0.25
 
 
 def test_part_seconds_out_of_range() -> None:

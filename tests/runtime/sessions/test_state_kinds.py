@@ -35,7 +35,7 @@ def test_of_every_kind(conformance: Callable[[str], Path], tmp_path: Path, name:
     back_and_on(conformance(name), tmp_path / "a.session", name in RECURRENT, device=device)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q8_0/q4_0", "q4_0"])
 @pytest.mark.parametrize("name", ["llama-gqa", "deepseek-v3", "qwen3.5"])
 def test_of_every_number_format(
     conformance: Callable[[str], Path], tmp_path: Path, name: str, kv_type: str

@@ -37,6 +37,7 @@ def test_the_cache_is_that_of_a_loaded_model(tmp_path: Path, real_model: Fixture
     cases = [
         (write_tiny_model(tmp_path / "tiny.gguf"), "reference", "f32"),
         (real_model(SMOL), "cpu", "q8_0"),
+        (real_model(SMOL), "cpu", "q8_0/q4_0"),
     ]
     for path, device, kv_type in cases:
         sizes = model_sizes(path, "model")

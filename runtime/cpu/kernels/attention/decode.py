@@ -17,7 +17,7 @@ from ..common.access import step_at
 from ..common.head_norm import norm_head
 from ..common.rope import rotate_pairs
 from .flash_tile import ANY, attend_tile, prepare_query, reset_sums
-from .kv_cache import KINDS, arguments_at, padded_dim
+from .kv_cache import arguments_at, kinds, padded_dim
 from .kv_store import copy_padded, store_token
 from .partials import merge_heads, partial, store_partial
 
@@ -36,7 +36,7 @@ def _splits(a: Any, position: int) -> Any:
     return begin, length, begin // length, position // length
 
 
-def _decode_kernel(kind: Codes) -> EntryPoint:
+def _decode_kernel(key_kind: Codes, value_kind: Codes) -> EntryPoint:
     """The kernel for one cache type."""
 
     @kernel
@@ -65,17 +65,19 @@ def _decode_kernel(kind: Codes) -> EntryPoint:
                 if middle * s.n_threads // total != thread:
                     continue
                 if split == last and a.append:
-                    _append_token(kind, a, s, m, sequence, position, kv_head, thread)
+                    _append_token(key_kind, value_kind, a, s, m, sequence, position, kv_head, thread)
                 for head in range(kv_head * group, kv_head * group + group, tile_heads):
                     heads = min(tile_heads, kv_head * group + group - head)
                     for i in range(heads):
                         if prepared != head:
                             copy_padded(q + 4 * (head + i) * a.head_dim, m.staging, a.head_dim, dim)
                             _norm_and_rope(a, m.staging, a.q_norm)
-                            prepare_query(kind, a, m, i, m.staging, position, position + 1)
+                            prepare_query(key_kind, a, m, i, m.staging, position, position + 1)
                         reset_sums(a, m, i, -1)
                     prepared = head
-                    attend_tile(kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1)
+                    attend_tile(
+                        key_kind, value_kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1
+                    )
                     for i in range(heads):
                         store_partial(a, m, i, partial(a, a.partials, split - first, head + i))
 
@@ -84,7 +86,15 @@ def _decode_kernel(kind: Codes) -> EntryPoint:
 
 @jit
 def _append_token(
-    kind: Codes, a: Any, s: Any, m: Any, sequence: int, position: int, h: int, thread: int
+    key_kind: Codes,
+    value_kind: Codes,
+    a: Any,
+    s: Any,
+    m: Any,
+    sequence: int,
+    position: int,
+    h: int,
+    thread: int,
 ) -> None:
     """Write the row's key (after norm and RoPE) and value of kv head `h` to the cache."""
     dim = padded_dim(a)
@@ -92,7 +102,7 @@ def _append_token(
     copy_padded(a.k + thread * a.k_thread_stride + 4 * h * a.head_dim, k, a.head_dim, dim)
     copy_padded(a.v + thread * a.v_thread_stride + 4 * h * a.value_step, v, a.value_dim, dim)
     _norm_and_rope(a, k, a.k_norm)
-    store_token(kind, a, s, sequence, position, h, k, v, v + 4 * dim)
+    store_token(key_kind, value_kind, a, s, sequence, position, h, k, v, v + 4 * dim)
 
 
 @jit
@@ -112,4 +122,4 @@ def merge_splits(arguments: int, step: int, thread: int) -> None:
     merge_heads(a, a.partials, last - first + 1, a.out + thread * a.out_stride)
 
 
-DECODE_ATTENTIONS = {name: _decode_kernel(KINDS[name]) for name in CACHE_TYPES}
+DECODE_ATTENTIONS = {name: _decode_kernel(*kinds(name)) for name in CACHE_TYPES}

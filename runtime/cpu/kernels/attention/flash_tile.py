@@ -4,8 +4,9 @@ The queries of a tile read the same kv head: some rows of the batch, times the h
 For each block of up to KEY_BLOCK keys, ROWS queries at a time: scores (`tile_scores`), one step of the online
 softmax (`softmax`), weighted sum of the values (`tile_values`). Memory does not grow with the context.
 
-A quantised cache is computed with in int16: queries become int16 with one scale each, numerators int16 with
-one scale for each query, block and 32 dimensions. The error that this adds is far below that of the codes.
+A quantised cache is computed with in int16: for its keys queries become int16 with one scale each, for its
+values numerators int16 with one scale for each query, block and 32 dimensions. The error that this adds is
+far below that of the codes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ANY = (3, ROWS)
 def _prepare_query(kind: Codes, a: Any, x: int, q: int) -> float:
     """Convert a query, float32 [dim] at `x`, for products with keys: float32 or int16 [dim] to address `q`.
 
-    Returns the scale of the int16 query, 1 for float32. Where the cache is rotated, x is, in place.
+    Returns the scale of the int16 query, 1 for float32. Where keys are rotated, x is, in place.
     """
     raise TypeError("for compiled code")
 
@@ -59,8 +60,8 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
         return np.float32(1.0)
 
     def ints(kind: Any, a: Any, x: Any, q: Any) -> Any:
-        if a.rotation > 0:
-            rotate_head(x, a.head_dim, a.rotation)
+        if a.key_rotation > 0:
+            rotate_head(x, a.head_dim, a.key_rotation)
         peak, total = constant(0.0), constant(0.0)
         for d in range(0, 4 * padded_dim(a), 4 * LANES):
             value = loadv_f32(x + d)
@@ -98,8 +99,18 @@ def reset_sums(a: Any, m: Scratch, i: int, head: int) -> None:
 
 
 @jit
+def _prefetch_scales(kind: Codes, a: Any, piece: int, page_size: int) -> None:
+    """Prefetch the scales of a piece, if its type has any."""
+    if limit_of(kind) != 0:
+        scales = piece + codes_bytes(kind, a, page_size)
+        for line in range(scales, scales + padded_dim(a) // 16 * page_size, 64):
+            prefetch(line)
+
+
+@jit
 def attend_tile(
-    kind: Codes,
+    key_kind: Codes,
+    value_kind: Codes,
     heights: tuple,
     a: Any,
     s: Any,
@@ -117,25 +128,24 @@ def attend_tile(
     `m.denominators`. `heights` is FULL or ANY.
     """
     at = begin // 32 * 32
-    keys, values = pieces(kind, a, s, sequence, at, kv_head)
+    keys, values = pieces(key_kind, value_kind, a, s, sequence, at, kv_head)
     while at < end:
         slot = at % s.page_size
         n = min(KEY_BLOCK, s.page_size - slot, (end - at + 31) // 32 * 32)
         # Prefetch the next block while this one is used: pages lie anywhere, so no hardware prefetcher can.
         next_keys, next_values = keys, values
         if at + n < length:
-            next_keys, next_values = pieces(kind, a, s, sequence, at + n, kv_head)
-        if limit_of(kind) != 0:
-            scales = codes_bytes(kind, a, s.page_size)
-            for line in range(scales, scales + padded_dim(a) // 16 * s.page_size, 64):
-                prefetch(next_keys + line)
-                prefetch(next_values + line)
-            normalise_value_scales(a, m, values + scales + 2 * slot, s.page_size, n, begin - at, end - at)
+            next_keys, next_values = pieces(key_kind, value_kind, a, s, sequence, at + n, kv_head)
+        _prefetch_scales(key_kind, a, next_keys, s.page_size)
+        _prefetch_scales(value_kind, a, next_values, s.page_size)
+        if limit_of(value_kind) != 0:
+            scales = values + codes_bytes(value_kind, a, s.page_size) + 2 * slot
+            normalise_value_scales(a, m, scales, s.page_size, n, begin - at, end - at)
         b = Block(at, n, slot, s.page_size, keys, values, next_keys, next_values)
         for i in range(0, n_queries, ROWS):
             count = min(ROWS, n_queries - i)
-            score_tile(kind, heights, a, m, b, i, count)
-            update_softmax(kind, a, m, i, count, at, n)
-            add_values(kind, heights, a, m, b, i, count)
+            score_tile(key_kind, heights, a, m, b, i, count)
+            update_softmax(value_kind, a, m, i, count, at, n)
+            add_values(value_kind, heights, a, m, b, i, count)
         keys, values = next_keys, next_values
         at += n

@@ -1,6 +1,7 @@
 """The paged KV cache in memory: how each element type lays out a page, and addresses in it.
 
-For each page and kv head, the pool of keys and the pool of values hold one piece (`sizes.pool_bytes`). Tokens
+For each page and kv head, the pool of keys and the pool of values hold one piece (`sizes.pool_bytes`), whose
+element types may differ. Tokens
 lie in the lanes of key vectors, and dimensions in the lanes of value vectors, so that neither scores nor
 weighted sums of values cross lanes:
 
@@ -31,7 +32,7 @@ from numba.extending import overload
 from .....quant.jit.decorators import jit
 from .....quant.jit.simd.memory import load_i32
 from ...abi.records import ATTENTION
-from ...abi.sizes import FLOAT_BYTES
+from ...abi.sizes import FLOAT_BYTES, key_and_value_types
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP  # dimensions that share a scale
 from ..common.access import record_reader
@@ -39,12 +40,18 @@ from ..common.float_types import FLOATS
 
 arguments_at = record_reader(ATTENTION)
 
-KINDS = {
+_KINDS = {
     "F32": FLOATS["F32"],
     "F16": FLOATS["F16"],
     "Q8_0": Codes("Q8_0", limit=127, signed=True),
     "Q4_0": Codes("Q4_0", limit=8, signed=True),
 }
+
+
+def kinds(cache_type: str) -> tuple[Codes, Codes]:
+    """The element types of keys and of values, as compile-time constants."""
+    keys, values = key_and_value_types(cache_type)
+    return _KINDS[keys], _KINDS[values]
 
 
 @jit
@@ -65,24 +72,31 @@ def page_of(s: Any, sequence: int, position: int) -> int:
     return load_i32(s.blocks + sequence * s.blocks_stride + 4 * (position // s.page_size))
 
 
-def pieces(kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int) -> Any:
+@jit
+def pieces(key_kind: Codes, value_kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int) -> Any:
     """(address of the keys, address of the values) of kv head `h` in the page of a position of a sequence."""
+    tokens = (page_of(s, sequence, position) * a.kv_heads + h) * s.page_size
+    key_dim = padded_dim(a) if limit_of(key_kind) != 0 else a.head_dim
+    keys = a.keys + vector_bytes(key_kind, tokens * key_dim)
+    return keys, a.values + vector_bytes(value_kind, tokens * padded_dim(a))
+
+
+def vector_bytes(kind: Codes, n: int) -> int:
+    """Bytes of n numbers with their scales."""
     raise TypeError("for compiled code")
 
 
-@overload(pieces, jit_options={"forceinline": True})
-def _choose_pieces(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
+@overload(vector_bytes, jit_options={"forceinline": True})
+def _choose_vector_bytes(kind: Any, n: Any) -> Any:
     size = FLOAT_BYTES.get(kind.value.name, 0)
     # Sixteenths of a byte for each element: 8 or 4 bits, and a 32nd of an fp16 scale.
     sixteenths = 17 if kind.value.name == "Q8_0" else 9
 
-    def floats(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
-        i = (page_of(s, sequence, position) * a.kv_heads + h) * s.page_size * size
-        return a.keys + i * a.head_dim, a.values + i * padded_dim(a)
+    def floats(kind: Any, n: Any) -> Any:
+        return n * size
 
-    def ints(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
-        i = (page_of(s, sequence, position) * a.kv_heads + h) * s.page_size * padded_dim(a) * sixteenths // 16
-        return a.keys + i, a.values + i
+    def ints(kind: Any, n: Any) -> Any:
+        return n * sixteenths // 16
 
     return floats if size else ints
 

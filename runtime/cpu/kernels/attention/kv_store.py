@@ -1,4 +1,4 @@
-"""Writes keys and values to the paged KV cache, quantising them if the cache is Q8_0 or Q4_0."""
+"""Writes keys and values to the paged KV cache, quantising those whose type is Q8_0 or Q4_0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..common.access import step_at
 from ..common.float_types import store_float
 from ..common.partition import partition_rows
 from ..common.vector_math import constant
-from .kv_cache import KINDS, arguments_at, limit_of, padded_dim, pieces, value_row
+from .kv_cache import arguments_at, codes_bytes, kinds, limit_of, padded_dim, pieces, value_row
 from .rotation import rotate_head
 
 NAN: Any = np.float32(np.nan)
@@ -91,107 +91,153 @@ def _quantize_group(kind: Codes, x: int, codes: int, scale: int) -> bool:
 
 
 @jit
-def _quantize_pair(
-    kind: Codes, x: int, codes: int, n: int, keys: int, values: int, page_size: int, slot: int, scales: int
-) -> None:
-    """Quantise a key and then its value, n float32 at `x`: codes to address `codes`, scales to the pieces.
-
-    `keys` and `values` are the addresses of the pieces, `slot` the token's number in the page, `scales` the
-    byte offset of the scales in a piece. If the value is not finite, its scale becomes 0 and the key's NaN.
-    """
+def _quantize_head(kind: Codes, x: int, codes: int, dim: int, scales: int, page_size: int) -> bool:
+    """Quantise float32 [dim] at `x`: codes to address `codes`, the fp16 scale of each 32 to `scales`, from
+    where they are `page_size` numbers apart. Returns False if one of them is not finite."""
     finite = True
-    first = keys + scales + 2 * slot
-    for g in range(0, n, GROUP):
-        group, is_value = g // GROUP, 2 * g >= n
-        scale = first + 2 * group * page_size
-        if is_value:
-            scale = values + scales + 2 * ((group - n // 2 // GROUP) * page_size + slot)
-        group_finite = _quantize_group(kind, x + 4 * g, codes + g, scale)
-        if is_value and not group_finite:
+    for g in range(dim // GROUP):
+        group = x + 4 * GROUP * g
+        if not _quantize_group(kind, group, codes + GROUP * g, scales + 2 * page_size * g):
             finite = False
-            store_f16(scale, ZERO)
-    if not finite:
-        store_f16(first, NAN)
+    return finite
 
 
-def _store_token(
-    kind: Codes, a: Any, keys: int, values: int, page_size: int, slot: int, k: int, v: int, codes: int
-) -> None:
-    """Write a key and a value to `slot` of the pieces at `keys` and `values`.
+def _store_key(kind: Codes, a: Any, keys: int, page_size: int, slot: int, k: int, codes: int) -> None:
+    """Write a key to `slot` of the piece at `keys`.
 
-    `k` and `v` are addresses of float32 [dim], padded with zeros, v right behind k; `codes` is scratch of
-    2 · dim bytes.
+    `k` is the address of float32 [dim], padded with zeros; `codes` is scratch of dim bytes.
     """
     raise TypeError("for compiled code")
 
 
-@overload(_store_token, jit_options={"forceinline": True})
-def _choose_store_token(
-    kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
-) -> Any:
+@overload(_store_key, jit_options={"forceinline": True})
+def _choose_store_key(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any, k: Any, codes: Any) -> Any:
     size = FLOAT_BYTES.get(kind.value.name, 0)
 
-    def floats(
-        kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
-    ) -> Any:
-        dim = padded_dim(a)
-        finite = _all_finite(v, dim)
-        value = values + slot * dim * size
+    def floats(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any, k: Any, codes: Any) -> Any:
         for d in range(a.head_dim):
-            x = load_f32(v + 4 * d)
-            if size == 2 and abs(x) > np.float32(65504.0):
-                finite = False
             store_float(kind, keys + (d * page_size + slot) * size, load_f32(k + 4 * d))
-        for d in range(a.head_dim):
-            x = load_f32(v + 4 * d)
-            store_float(kind, value + d * size, x if finite else ZERO)
-        if not finite:
-            store_float(kind, keys + slot * size, NAN)
 
-    def bytes_(
-        kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
-    ) -> Any:
-        dim = padded_dim(a)
-        value = values + value_row(slot) * dim * 2 + slot % 32 // 16
-        _quantize_pair(kind, k, codes, 2 * dim, keys, values, page_size, slot, dim * page_size)
+    def bytes_(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any, k: Any, codes: Any) -> Any:
+        dim, scales = padded_dim(a), keys + codes_bytes(kind, a, page_size)
+        _quantize_head(kind, k, codes, dim, scales + 2 * slot, page_size)
         for d in range(dim):
             store_i8(keys + (d // 2 * page_size + slot) * 2 + d % 2, load_i8(codes + d))
-            store_i8(value + 2 * d, load_i8(codes + dim + d))
 
-    def nibbles(
-        kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
-    ) -> Any:
-        dim = padded_dim(a)
-        value = values + value_row(slot) * dim + slot % 32 // 16
-        _quantize_pair(kind, k, codes, 2 * dim, keys, values, page_size, slot, dim // 2 * page_size)
+    def nibbles(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any, k: Any, codes: Any) -> Any:
+        dim, scales = padded_dim(a), keys + codes_bytes(kind, a, page_size)
+        _quantize_head(kind, k, codes, dim, scales + 2 * slot, page_size)
         for i in range(dim // 2):
             d = codes + i // 2 * 4 + i % 2
             key = keys + (i // 2 * page_size + slot) * 2 + i % 2
             store_i8(key, (load_i8(d) & 15) | (load_i8(d + 2) << 4))
-            d = codes + dim + i // 16 * GROUP + i % 16
+
+    return floats if size else {"Q8_0": bytes_, "Q4_0": nibbles}[kind.value.name]
+
+
+def _spoil_key(kind: Codes, a: Any, keys: int, page_size: int, slot: int) -> None:
+    """Make the key in `slot` NaN."""
+    raise TypeError("for compiled code")
+
+
+@overload(_spoil_key, jit_options={"forceinline": True})
+def _choose_spoil_key(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any) -> Any:
+    size = FLOAT_BYTES.get(kind.value.name, 0)
+
+    def floats(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any) -> Any:
+        store_float(kind, keys + slot * size, NAN)
+
+    def ints(kind: Any, a: Any, keys: Any, page_size: Any, slot: Any) -> Any:
+        store_f16(keys + codes_bytes(kind, a, page_size) + 2 * slot, NAN)
+
+    return floats if size else ints
+
+
+def _store_value(kind: Codes, a: Any, values: int, page_size: int, slot: int, v: int, codes: int) -> bool:
+    """Write a value to `slot` of the piece at `values`; arguments as those of `_store_key`.
+
+    Returns False, and writes zeros, if one of its numbers is not finite.
+    """
+    raise TypeError("for compiled code")
+
+
+@overload(_store_value, jit_options={"forceinline": True})
+def _choose_store_value(kind: Any, a: Any, values: Any, page_size: Any, slot: Any, v: Any, codes: Any) -> Any:
+    size = FLOAT_BYTES.get(kind.value.name, 0)
+
+    def floats(kind: Any, a: Any, values: Any, page_size: Any, slot: Any, v: Any, codes: Any) -> Any:
+        dim = padded_dim(a)
+        finite = _all_finite(v, dim)
+        for d in range(a.head_dim):
+            if size == 2 and abs(load_f32(v + 4 * d)) > np.float32(65504.0):
+                finite = False
+        for d in range(a.head_dim):
+            store_float(kind, values + (slot * dim + d) * size, load_f32(v + 4 * d) if finite else ZERO)
+        return finite
+
+    def bytes_(kind: Any, a: Any, values: Any, page_size: Any, slot: Any, v: Any, codes: Any) -> Any:
+        finite, value = _quantize_value(kind, a, values, page_size, slot, v, codes)
+        for d in range(padded_dim(a)):
+            store_i8(value + 2 * d, load_i8(codes + d))
+        return finite
+
+    def nibbles(kind: Any, a: Any, values: Any, page_size: Any, slot: Any, v: Any, codes: Any) -> Any:
+        finite, value = _quantize_value(kind, a, values, page_size, slot, v, codes)
+        for i in range(padded_dim(a) // 2):
+            d = codes + i // 16 * GROUP + i % 16
             store_i8(value + 2 * i, (load_i8(d) & 15) | (load_i8(d + 16) << 4))
+        return finite
 
     return floats if size else {"Q8_0": bytes_, "Q4_0": nibbles}[kind.value.name]
 
 
 @jit
-def store_token(
-    kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int, k: int, v: int, codes: int
-) -> None:
-    """Write key and value of kv head `h` at a position of a sequence; the rest as in `_store_token`.
+def _quantize_value(kind: Codes, a: Any, values: int, page_size: int, slot: int, v: int, codes: int) -> Any:
+    """(whether a value is finite, address of its first code): quantise it, and write its scales.
 
-    Where the cache is rotated, k and v are changed in place.
+    They are 0 if it is not finite.
     """
-    if limit_of(kind) != 0 and a.rotation > 0:
+    dim, all_codes = padded_dim(a), codes_bytes(kind, a, page_size)
+    scales = values + all_codes + 2 * slot
+    finite = _quantize_head(kind, v, codes, dim, scales, page_size)
+    if not finite:
+        for g in range(dim // GROUP):
+            store_f16(scales + 2 * page_size * g, ZERO)
+    return finite, values + value_row(slot) * (2 * all_codes // page_size) + slot % 32 // 16
+
+
+@jit
+def store_token(
+    key_kind: Codes,
+    value_kind: Codes,
+    a: Any,
+    s: Any,
+    sequence: int,
+    position: int,
+    h: int,
+    k: int,
+    v: int,
+    codes: int,
+) -> None:
+    """Write key and value of kv head `h` at a position of a sequence.
+
+    `k` and `v` are addresses of float32 [dim], padded with zeros; `codes` is scratch of dim bytes. What the
+    cache has rotated is changed in place.
+    """
+    dim, slot = padded_dim(a), position % s.page_size
+    if limit_of(key_kind) != 0 and a.key_rotation > 0:
         if a.key_offsets != 0:
-            _subtract(k, a.key_offsets + 4 * h * padded_dim(a), padded_dim(a))
-        rotate_head(k, a.head_dim, a.rotation)
-        rotate_head(v, a.value_dim, a.rotation)
-    keys, values = pieces(kind, a, s, sequence, position, h)
-    _store_token(kind, a, keys, values, s.page_size, position % s.page_size, k, v, codes)
+            _subtract(k, a.key_offsets + 4 * h * dim, dim)
+        rotate_head(k, a.head_dim, a.key_rotation)
+    if limit_of(value_kind) != 0 and a.value_rotation > 0:
+        rotate_head(v, a.value_dim, a.value_rotation)
+    keys, values = pieces(key_kind, value_kind, a, s, sequence, position, h)
+    _store_key(key_kind, a, keys, s.page_size, slot, k, codes)
+    if not _store_value(value_kind, a, values, s.page_size, slot, v, codes):
+        _spoil_key(key_kind, a, keys, s.page_size, slot)
 
 
-def _store_kernel(kind: Codes) -> EntryPoint:
+def _store_kernel(key_kind: Codes, value_kind: Codes) -> EntryPoint:
     """The kernel for one cache type."""
 
     @kernel
@@ -211,9 +257,9 @@ def _store_kernel(kind: Codes) -> EntryPoint:
             for h in range(a.kv_heads):
                 copy_padded(a.k + t * a.k_stride + 4 * h * a.head_dim, k, a.head_dim, dim)
                 copy_padded(a.v + t * a.v_stride + 4 * h * a.value_step, v, a.value_dim, dim)
-                store_token(kind, a, s, sequence, position, h, k, v, codes)
+                store_token(key_kind, value_kind, a, s, sequence, position, h, k, v, codes)
 
     return store_kv
 
 
-KV_STORES = {name: _store_kernel(KINDS[name]) for name in CACHE_TYPES}
+KV_STORES = {name: _store_kernel(*kinds(name)) for name in CACHE_TYPES}

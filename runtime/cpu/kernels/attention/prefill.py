@@ -18,7 +18,7 @@ from ...simd.dot8 import Codes
 from ..common.access import step_at
 from ..common.partition import partition_rows
 from .flash_tile import FULL, attend_tile, prepare_query, reset_sums
-from .kv_cache import KINDS, arguments_at, padded_dim
+from .kv_cache import arguments_at, kinds, padded_dim
 from .kv_store import copy_padded
 from .partials import merge_heads, partial, store_partial
 from .rotation import rotate_back
@@ -95,7 +95,7 @@ def rows_for_others(a: Any, s: Any, row: int, tiles: bool) -> int:
     return n if (n < a.tile_rows) == tiles else 0
 
 
-def _prefill_kernel(kind: Codes) -> EntryPoint:
+def _prefill_kernel(key_kind: Codes, value_kind: Codes) -> EntryPoint:
     """The kernel for one cache type."""
 
     @kernel
@@ -132,10 +132,11 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
                     t, h = row + i // heads, head + i % heads
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.staging, a.head_dim, dim)
                     position = np.int64(load_i32(s.positions + 4 * t))
-                    prepare_query(kind, a, m, i, m.staging, position, visible_end(a, t, position))
+                    prepare_query(key_kind, a, m, i, m.staging, position, visible_end(a, t, position))
                     reset_sums(a, m, i, h if a.partials == 0 else -1)
                 low, high = max(begin, split * length), min(highest + 1, (split + 1) * length)
-                attend_tile(kind, FULL, a, s, m, n * heads, sequence, kv_head, low, high, highest + 1)
+                end, queries = highest + 1, n * heads
+                attend_tile(key_kind, value_kind, FULL, a, s, m, queries, sequence, kv_head, low, high, end)
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads
                     if a.partials != 0:
@@ -169,4 +170,4 @@ def merge_rows(arguments: int, step: int, thread: int) -> None:
         row += n
 
 
-PREFILL_ATTENTIONS = {name: _prefill_kernel(KINDS[name]) for name in CACHE_TYPES}
+PREFILL_ATTENTIONS = {name: _prefill_kernel(*kinds(name)) for name in CACHE_TYPES}

@@ -50,6 +50,6 @@ def rotate_head(x: int, dim: int, block: int) -> None:
 
 @jit
 def rotate_back(a: Any, out: int) -> None:
-    """Rotate the output of a head, float32 [value_dim] at `out`, back, if the cache is rotated."""
-    if a.rotation > 0:
-        rotate_head(out, a.value_dim, a.rotation)
+    """Rotate the output of a head, float32 [value_dim] at `out`, back, if the cache's values are rotated."""
+    if a.value_rotation > 0:
+        rotate_head(out, a.value_dim, a.value_rotation)

@@ -5,7 +5,7 @@ rescaled (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"
 "FlashAttention"). Scores are in units of ln 2, so that the exponential is a power of two. `m` is the thread's
 `sizes.Scratch`.
 
-For a quantised cache the numerators are int16, with one scale for each query, block of keys and 32
+For quantised values the numerators are int16, with one scale for each query, block of keys and 32
 dimensions: the scales of the values are multiplied into the numerators, which are then rounded to 15 bits.
 """
 

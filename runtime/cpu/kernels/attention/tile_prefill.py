@@ -18,14 +18,22 @@ from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.arithmetic import lane_sum, splat_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, store_i64, storev_f32
 from ...abi.sizes import CACHE_TYPES
-from ...abi.tile_scratch import PARTS, RUN, RUNS, TILE_QUERIES, TileScratch, tile_scratch_at
+from ...abi.tile_scratch import (
+    KEY_PARTS,
+    RUN,
+    RUNS,
+    TILE_QUERIES,
+    VALUE_PARTS,
+    TileScratch,
+    tile_scratch_at,
+)
 from ...simd.amx import AMX, TileUnit, tile_functions
 from ...simd.amx_operands import high_part, store_row
 from ...simd.amx_sizes import BLOCK_ROWS, ROWS, TILE
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.access import step_at
-from .kv_cache import KINDS, arguments_at, padded_dim, pieces
+from .kv_cache import arguments_at, kinds, padded_dim, pieces
 from .kv_store import copy_padded
 from .prefill import rows_for_others, run_of_rows, visible_end
 from .rotation import rotate_back, rotate_head
@@ -58,8 +66,8 @@ def _set_query(a: Any, m: TileScratch, i: int, x: int, parts: int) -> None:
     """Write query number i, float32 [head_dim] at `x`, with the factor of scores, as a row of its tiles."""
     dim = padded_dim(a)
     copy_padded(x, m.staging, a.head_dim, dim)
-    if a.rotation > 0:
-        rotate_head(m.staging, a.head_dim, a.rotation)
+    if a.key_rotation > 0:
+        rotate_head(m.staging, a.head_dim, a.key_rotation)
     scale = splat_f32(np.float32(a.scale if a.softcap > 0 else a.scale * LOG2_E))
     at, rest = m.q + i // ROWS * parts * dim // GROUP * TILE + i % ROWS * 64, dim // GROUP * TILE
     for d in range(m.staging, m.staging + 4 * dim, 4 * GROUP):
@@ -99,10 +107,10 @@ def _write_output(a: Any, m: TileScratch, i: int, out: int) -> None:
                 store_f32(out + 4 * (d + j), load_f32(m.staging + 4 * j))
 
 
-def tile_attention(kind: Codes, unit: TileUnit) -> EntryPoint:
+def tile_attention(key_kind: Codes, value_kind: Codes, unit: TileUnit) -> EntryPoint:
     """The kernel for one cache type, with the instructions of a unit."""
     begin, end, zero_sums, load_sums, store_sums, multiply, _ = tile_functions(unit)
-    key_parts, value_parts = PARTS[kind.name]
+    key_parts, value_parts = KEY_PARTS[key_kind.name], VALUE_PARTS[value_kind.name]
 
     @jit
     def add_products(state: int, x: int, second: int, w: int, n: int) -> None:
@@ -155,10 +163,11 @@ def tile_attention(kind: Codes, unit: TileUnit) -> EntryPoint:
             runs = min(RUNS, (end_ - first + RUN - 1) // RUN)
             for j in range(runs):
                 at = first + j * RUN
-                keys, values = pieces(kind, a, s, sequence, at, kv_head)
+                keys, values = pieces(key_kind, value_kind, a, s, sequence, at, kv_head)
                 slot, out = at % s.page_size, m.keys + j * key_parts * key_groups * 2 * TILE
-                unpack_keys(kind, a, s.page_size, keys, slot, key_rest, out)
-                unpack_values(kind, a, s.page_size, values, slot, value_rest, m.values + j * 2 * TILE)
+                unpack_keys(key_kind, a, s.page_size, keys, slot, key_rest, out)
+                out = m.values + j * 2 * TILE
+                unpack_values(value_kind, a, s.page_size, values, slot, value_rest, out)
             for tile in range(0, tiles, 2):
                 score(a, m, tile, runs)
                 update_tile(a, m, tile, first, runs, value_parts)
@@ -222,4 +231,4 @@ def tile_attention(kind: Codes, unit: TileUnit) -> EntryPoint:
     return attention
 
 
-TILE_ATTENTIONS = {name: tile_attention(KINDS[name], AMX) for name in CACHE_TYPES}
+TILE_ATTENTIONS = {name: tile_attention(*kinds(name), AMX) for name in CACHE_TYPES}

@@ -3,8 +3,8 @@ matrix tiles: pairs of bfloat16 (`simd.amx`).
 
 Keys become tiles [group of 32 dimensions, 2 tiles of 16 tokens], whose rows are pairs of dimensions; values
 become tiles [group of 32 dimensions, RUNS, 2 tiles of 16 dimensions], whose rows are pairs of tokens i and
-i + 16. In caches that keep more bits than bfloat16, numbers are split (`PARTS`), and tiles of the rest follow
-at a distance.
+i + 16. In caches that keep more bits than bfloat16, numbers are split (`KEY_PARTS`, `VALUE_PARTS`), and tiles
+of the rest follow at a distance.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
 
 # They would take another minute. The formats' unpacking is in EMBEDS too, and their products are those of
 # formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
-# as are attention to floats and to codes.
+# as are attention to floats, to codes, and to codes of two types.
 LEFT_OUT = [
     *(f"gemv.GEMVS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")),
     *(f"gemm.GEMMS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
-    *(f"prefill.PREFILL_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
-    *(f"decode.DECODE_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
+    *(f"prefill.PREFILL_ATTENTIONS[{name}]" for name in ("F32", "Q8_0", "F16/Q8_0", "F16/Q4_0")),
+    *(f"decode.DECODE_ATTENTIONS[{name}]" for name in ("F32", "Q8_0", "F16/Q8_0", "F16/Q4_0")),
 ]
 
 MATHS = {

@@ -27,7 +27,8 @@ from kukri.quant.jit.llvm_ir import (
     splat,
     store,
 )
-from kukri.runtime.cpu.kernels.attention.kv_cache import KINDS
+from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
+from kukri.runtime.cpu.kernels.attention.kv_cache import kinds
 from kukri.runtime.cpu.kernels.attention.tile_prefill import tile_attention
 from kukri.runtime.cpu.kernels.matmul.tile_gemm import tile_gemm
 from kukri.runtime.cpu.kernels.matmul.tile_weights import TILE_KINDS
@@ -93,6 +94,6 @@ _NAME, _ATTENTION_NAME = f"TILE_GEMMS_{_DIGEST}", f"TILE_ATTENTIONS_{_DIGEST}"
 _KERNELS: dict[str, EntryPoint] = {name: tile_gemm(kind, MemoryUnit()) for name, kind in TILE_KINDS.items()}
 globals()[_NAME] = _KERNELS
 KERNELS = {name: CpuKernel(__name__, _NAME, name) for name in TILE_KINDS}
-_ATTENTIONS: dict[str, EntryPoint] = {n: tile_attention(kind, MemoryUnit()) for n, kind in KINDS.items()}
+_ATTENTIONS: dict[str, EntryPoint] = {n: tile_attention(*kinds(n), MemoryUnit()) for n in CACHE_TYPES}
 globals()[_ATTENTION_NAME] = _ATTENTIONS
-ATTENTIONS = {name: CpuKernel(__name__, _ATTENTION_NAME, name) for name in KINDS}
+ATTENTIONS = {name: CpuKernel(__name__, _ATTENTION_NAME, name) for name in CACHE_TYPES}

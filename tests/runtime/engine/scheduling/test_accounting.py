@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,8 +10,7 @@ from kukri.runtime.engine.scheduling.accounting import EVEN_SECONDS, LEAST_MIXED
 
 
 def measured(times: StepTimes, n_decode: int, n_prefill: int, seconds: float) -> None:
-    plan = [SimpleNamespace(n=n) for n in (*[1] * n_decode, n_prefill) if n]
-    times.measure(cast(Any, plan), n_prefill, seconds)
+    times.measure(n_decode + n_prefill, n_prefill, seconds)
 
 
 def settled(times: StepTimes, seconds_of: Any, n_decode: int = 64, steps: int = 40) -> list[int]:

@@ -7,7 +7,6 @@ import gc
 import random
 import threading
 import time
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits, ModelClosed, QueueFull
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.engine.scheduling.generation import MANY, Generation
+from kukri.runtime.engine.scheduling.generation import Generation
 
 from ..test_engine import GREEDY, VOCAB, Config, HistoryMachine, greedy
 
@@ -293,38 +292,9 @@ def test_coroutines_read_generations():
     engine.close()
 
 
-@pytest.mark.parametrize("step", [0.04, 0.001])
-def test_batches_leave_the_event_loop_alone_in_between(step):
-    """For the time that is asked for, and for twice as long where many tokens come in it."""
-    engine, seconds = new_engine(n_pages=128), 0.1
-    engine.machine.before_step = lambda: time.sleep(step)
-
-    async def read() -> tuple[list[list[int]], list[float]]:
-        batches, times = [], []
-        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=int(2 / step**0.7))
-        async for batch in engine.submit([1, 2], params).batches(seconds):
-            batches.append(batch)
-            times.append(time.monotonic())
-        return batches, times
-
-    batches, times = asyncio.run(read())
-    tokens = [token for batch in batches for token in batch]
-    assert tokens == greedy([1, 2], len(tokens))
-    between = [after - before for before, after in pairwise(times)]
-    fast = [len(batch) * seconds > MANY * took for batch, took in zip(batches[1:], between, strict=True)]
-    pauses = [seconds * (2 if many else 1) for many in [False, *fast]]
-    waited = 0
-    for i in range(1, len(between) - 1):  # the last one comes at once
-        if between[i - 1] < 1.4 * pauses[i]:
-            assert between[i] > 0.9 * pauses[i]
-            waited += 1
-    assert waited
-    assert any(fast[:-1]) == (step < 0.01)
-    engine.close()
-
-
 def test_a_cancelled_coroutine_ends_its_generation():
     engine = new_engine()
+    engine.machine.before_step = lambda: time.sleep(0.0001)  # in which the coroutine may run
 
     async def read(generation: Generation) -> None:
         async for _ in generation:
