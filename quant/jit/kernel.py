@@ -33,7 +33,7 @@ class CpuKernel:
     @property
     def key(self) -> str:
         """The file name in the cache, without its suffix; no other kernel of the same sources has it."""
-        return "-".join(part for part in (self.module, self.name, self.item) if part)
+        return "-".join(part for part in (self.module, self.name, self.item.replace("/", "_")) if part)
 
     def entry_point(self) -> EntryPoint:
         """The function, from its module, which is imported."""

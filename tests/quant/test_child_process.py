@@ -124,7 +124,7 @@ def test_compilers_of_cuda_kernels_import_nothing_from_the_current_folder(plante
     leave()
     assert process is not None
     kernel = CudaKernel("common.pointwise", "add", 256, (("PDL", 0),))
-    assert ".entry" in workers._request(process, kernel, (9, 0))
+    assert ".entry" in workers._request(process, kernel, (9, 0), urgent=True)
     process.communicate()
     assert marks(planted) == []
 

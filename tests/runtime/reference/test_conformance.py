@@ -40,6 +40,7 @@ OF_BLOCKS = (
     "llama-ct-int4-asym",
     "llama-ct-int8-packed",
     "llama-ct-w8a8",
+    "llama-ct-nvfp4",
     "llama-mlx",
     "gpt-oss-mxfp4",
 )
