@@ -65,8 +65,7 @@ def _kernels(table: str, *names: str) -> dict[str, CpuKernel]:
     return {name: CpuKernel(f"{__package__}.scale_search_kernels", table, name) for name in names}
 
 
-FITS = _kernels("FITS", "uniform", "table", "affine", "powers")
-FIT_E4M3 = CpuKernel(f"{__package__}.e4m3_kernels", "fit_e4m3")
+FITS = _kernels("FITS", "uniform", "table", "affine", "powers", "e4m3")
 NEARESTS = _kernels("NEARESTS", "uniform", "table")
 
 
@@ -205,12 +204,13 @@ def _search(codebook: Codebook, weights: np.ndarray, importance: np.ndarray) -> 
         m=scales.m,
         scratch=scratch,
     )
-    kernel = FIT_E4M3 if search.e4m3 else FITS[_search_kind(codebook)]
-    kernel.compiled.ctypes(arguments.ctypes.data, 0, 0)
+    FITS[_search_kind(codebook)].compiled.ctypes(arguments.ctypes.data, 0, 0)
     return scales
 
 
 def _search_kind(codebook: Codebook) -> str:
+    if codebook.search.e4m3:
+        return "e4m3"
     if codebook.search.powers:
         return "powers"
     if codebook.search.affine:

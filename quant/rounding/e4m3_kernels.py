@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray
 
-from ..jit.decorators import jit, kernel
-from ..jit.levels import LANES
-from ..jit.simd.arithmetic import absolute, maximum, minimum, round_even, splat_f32
-from ..jit.simd.memory import as_pointer, load_f32, loadv_f32
-from .codebook import FIT
+from ..jit.decorators import jit
+from ..jit.simd.arithmetic import absolute, maximum, minimum, round_even
+from ..jit.simd.memory import loadv_f32
 from .scale_search import E4M3_BELOW, E4M3_LARGEST, E4M3_LEAST, E4M3_TRIED
 from .scale_search_lanes import (
     VECTOR,
     constant,
     inverse,
-    load_lanes,
     nearest_level,
     power_below,
-    store_lanes,
     where_more,
 )
 
@@ -33,7 +28,8 @@ def _spacing(s: Any) -> Any:
 
 
 @jit
-def _fit(a: Any, x: int, w: int, low: Any, high: Any) -> Any:
+def fit_e4m3(a: Any, x: int, w: int, low: Any, high: Any) -> Any:
+    """The scale of each block of a FIT record, whose blocks are sub-blocks."""
     peak = constant(0)
     for i in range(0, a.sub_block * VECTOR, VECTOR):
         peak = maximum(absolute(loadv_f32(x + i)), peak)
@@ -53,15 +49,3 @@ def _fit(a: Any, x: int, w: int, low: Any, high: Any) -> Any:
         best = where_more(best, error, error, best)
         s = minimum(s + _spacing(s), constant(E4M3_LARGEST))
     return where_more(peak, constant(0), scale, constant(0))
-
-
-@kernel
-def fit_e4m3(arguments: int, unused_step: int, unused_thread: int) -> None:
-    """Search for the scale of each block of a FIT record, whose blocks are sub-blocks."""
-    a = carray(as_pointer(arguments), 1, FIT)[0]
-    low, high = splat_f32(load_f32(a.levels)), splat_f32(load_f32(a.levels + 4 * (a.n_levels - 1)))
-    w = a.scratch + a.block_size * VECTOR
-    for first in range(0, a.n_blocks, LANES):
-        load_lanes(a, first, a.scratch, w)
-        d = _fit(a, a.scratch, w, low, high)
-        store_lanes(a, first, d, constant(0), w, w)

@@ -19,6 +19,7 @@ from ..jit.levels import LANES
 from ..jit.simd.arithmetic import absolute, maximum, minimum, splat_f32, to_i32
 from ..jit.simd.memory import as_pointer, load_f32, loadv_f32, storev_f32, storev_i8
 from .codebook import FIT, NEAREST
+from .e4m3_kernels import fit_e4m3
 from .scale_refine_kernels import refine_table, refine_uniform
 from .scale_search import REFITS, SINGULAR
 from .scale_search_lanes import (
@@ -227,22 +228,29 @@ def _fit_affine_sub_block(a: Any, x: int, w: int, wx: int, low: Any, high: Any) 
     return _fit_affine(a, x, w, wx, a.sub_block, low, high)
 
 
-def _fit_powers(arguments: int, unused_step: int, unused_thread: int) -> None:
-    """A kernel that searches for the power-of-two scale of each block of a FIT record."""
-    a = carray(as_pointer(arguments), 1, FIT)[0]
-    low, high = splat_f32(load_f32(a.levels)), splat_f32(load_f32(a.levels + 4 * (a.n_levels - 1)))
-    w = a.scratch + a.block_size * VECTOR
-    for first in range(0, a.n_blocks, LANES):
-        load_lanes(a, first, a.scratch, w)
-        d = _fit_power(a, a.scratch, w, low, high)
-        store_lanes(a, first, d, constant(0), w, w)
+def _fit_whole(fit_block: Any) -> Callable[[int, int, int], None]:
+    """A kernel that searches for the one scale of each block of a FIT record, `fit_block(a, x, w, low,
+    high)`.
+    """
+
+    def fit(arguments: int, unused_step: int, unused_thread: int) -> None:
+        a = carray(as_pointer(arguments), 1, FIT)[0]
+        low, high = splat_f32(load_f32(a.levels)), splat_f32(load_f32(a.levels + 4 * (a.n_levels - 1)))
+        w = a.scratch + a.block_size * VECTOR
+        for first in range(0, a.n_blocks, LANES):
+            load_lanes(a, first, a.scratch, w)
+            d = fit_block(a, a.scratch, w, low, high)
+            store_lanes(a, first, d, constant(0), w, w)
+
+    return fit
 
 
 FITS: dict[str, EntryPoint] = {
     "uniform": kernel(_fit(_fit_uniform_sub_block, refine_uniform)),
     "table": kernel(_fit(_fit_table_sub_block, refine_table)),
     "affine": kernel(_fit(_fit_affine_sub_block, refine_uniform)),
-    "powers": kernel(_fit_powers),
+    "powers": kernel(_fit_whole(_fit_power)),
+    "e4m3": kernel(_fit_whole(fit_e4m3)),
 }
 
 

@@ -138,7 +138,7 @@ class Kernels:
     device: Device
     progress: Callable[[str, int, int], None] | None = None
     _functions: dict[tuple[CudaKernel, int], int] = field(default_factory=dict)
-    _codes: dict[CudaKernel, bytes] = field(default_factory=dict)  # compiled and not loaded yet
+    _codes: dict[CudaKernel, bytes] = field(default_factory=dict)  # compiled by this process
     _wanted: list[CudaKernel] | None = None  # what a function that is called now asks for
     _all_wanted: bool = False  # or only what is missing
     _workers: Workers | None = None

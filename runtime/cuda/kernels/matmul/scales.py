@@ -110,14 +110,15 @@ def iq4_xs_scale(scale, super_scale, piece):
 
 
 @device
-def load_minimum_16(tile, pieces, piece):
-    """The scale and the minimum of a block of Q4_K, a byte each; d and dmin of the super-block."""
+def load_bytes_16(tile, pieces, piece):
+    """Two bytes of a block and a word of the super-block: of Q4_K a scale and a minimum, and d and dmin; of
+    NVFP4 two E4M3 scales, and the matrix's factor."""
     both = read_short(tile + 16 * pieces + 2 * piece)
     return both, read1(tile + 18 * pieces + 4 * super_block_of(piece))
 
 
 @device
-def load_minimum_20(tile, pieces, piece):
+def load_bytes_20(tile, pieces, piece):
     """The scale and the minimum of a block of Q5_K, a byte each; d and dmin of the super-block."""
     both = read_short(tile + 20 * pieces + 2 * piece)
     return both, read1(tile + 22 * pieces + 4 * super_block_of(piece))
@@ -129,13 +130,6 @@ def q4_k_scale(both, halves, piece):
     s = low_f16(halves) * to_float(bits_and(both, 255))
     m = high_f16(halves) * -to_float(shift_right(both, 8))
     return s, m, s, m
-
-
-@device
-def load_nvfp4(tile, pieces, piece):
-    """The two E4M3 scales of a block, and the matrix's factor."""
-    scales = read_short(tile + 16 * pieces + 2 * piece)
-    return scales, read1(tile + 18 * pieces + 4 * super_block_of(piece))
 
 
 @device

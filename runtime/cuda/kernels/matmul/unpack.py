@@ -41,14 +41,13 @@ from ...ptx import (
 from .scales import (
     half_scale,
     iq4_xs_scale,
+    load_bytes_16,
+    load_bytes_20,
     load_exponent,
     load_half_16,
     load_half_20,
     load_half_32,
     load_iq4_xs,
-    load_minimum_16,
-    load_minimum_20,
-    load_nvfp4,
     load_q2_k,
     load_q3_k,
     load_q6_k,
@@ -291,9 +290,9 @@ READERS: dict[str, dict[str, Any]] = {
         (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, planes=(8, 4, 2), super_block=2
     ),
     "Q4_K": _reader(
-        _NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1, planes=(16, 2), super_block=4, nibbles=1
+        _NIBBLES, (load_bytes_16, q4_k_scale, 2), minimum=1, planes=(16, 2), super_block=4, nibbles=1
     ),
-    "Q5_K": _reader(_FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1, planes=(16, 4, 2), super_block=4),
+    "Q5_K": _reader(_FIVE, (load_bytes_20, q4_k_scale, 2), minimum=1, planes=(16, 4, 2), super_block=4),
     "Q6_K": _reader(
         (load_nibbles_pairs, q6_k, 6),
         (load_q6_k, q6_k_scale, 2),
@@ -306,6 +305,6 @@ READERS: dict[str, dict[str, Any]] = {
     "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
     "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1), planes=(16, 1)),
     "NVFP4": _reader(
-        (load_nibbles, mxfp4, 4), (load_nvfp4, nvfp4_scale, 2), halves=1, planes=(16, 2), super_block=4
+        (load_nibbles, mxfp4, 4), (load_bytes_16, nvfp4_scale, 2), halves=1, planes=(16, 2), super_block=4
     ),
 }
