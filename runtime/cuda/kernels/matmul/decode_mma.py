@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from ...compile.stage import device, registers, static
 from ...ptx import (
+    as_float,
+    as_int,
     bits_and,
     bits_or,
     div_u32,
@@ -154,7 +156,7 @@ def decode_mma_4(
     mask = registers(4 // TOKENS)
     for u in static(4 // TOKENS):
         if SUMMANDS:
-            mask[u] = 1 if column_block == u else 0
+            mask[u] = as_int(shuffle(as_float(1 if column_block == u else 0), lane))
         else:
             mask[u] = -1 if column_block == u else 0
     row_factor = registers((M, 2))
