@@ -30,9 +30,10 @@ from ...ptx import (
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 # Of the weights' format: see unpack.py.
-LOAD_CODES = UNPACK_CODES = UNPACK_SUMMANDS = LOAD_BLOCK_SCALES = UNPACK_BLOCK_SCALES = LOAD_FACTOR = join_bytes
-CODE_WORDS = BLOCK_SCALE_WORDS = TWO_SCALES = MINIMUM = SUMMANDS = FACTOR = 0
-PEELED = M = KS = TOKENS = 0  # constants of the launch
+LOAD_CODES = UNPACK_CODES = UNPACK_SUMMANDS = join_bytes
+LOAD_BLOCK_SCALES = UNPACK_BLOCK_SCALES = LOAD_FACTOR = join_bytes
+CODE_WORDS = BLOCK_SCALE_WORDS = TWO_SCALES = MINIMUM = SUMMANDS = FACTOR = PEELED = 0
+M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
@@ -89,8 +90,8 @@ def add_products(
 ):
     """The sums `acc` of two rows of a tile, and the products of a chunk.
 
-    w are the unpacked codes, with SUMMANDS behind each word another that is to be added to it, and f the scales of the lane's two pieces, b the words of B for each block, and
-    `factor` those of the activations.
+    w are the unpacked codes, with SUMMANDS behind each word another that is to be added to it, and f the
+    scales of the lane's two pieces, b the words of B for each block, and `factor` those of the activations.
     """
     for g in static(TOKENS):
         c = registers(4, 0)
@@ -155,15 +156,15 @@ def decode_mma_4(
     scales = x + 4 * code_plane_bytes(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
     mask = registers(4 // TOKENS)
     for u in static(4 // TOKENS):
-        if SUMMANDS:
+        if SUMMANDS:  # a shuffle, since the assembler would compute them again in each round
             mask[u] = as_int(shuffle(as_float(1 if column_block == u else 0), lane))
         else:
             mask[u] = -1 if column_block == u else 0
     row_factor = registers((M, 2))
     if FACTOR:
         row_factor[()] = load_row_factors(*tile[()], blocks)
-    if SUMMANDS:  # a 0 that the assembler does not know, and that it cannot take for the same in all lanes
-        zero = shift_right(column >> 32, 31)
+    if SUMMANDS:
+        zero = shift_right(column >> 32, 31)  # of an address: see `summands`
     # With PEELED the warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so
     # that there is no branch in either and the assembler can mix the instructions of all tiles.
     final = chunks
@@ -178,7 +179,7 @@ def decode_mma_4(
                 words[()] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
                 for u in static(4 // TOKENS):
                     for h in static(2):
-                        if SUMMANDS:  # the units that do the logic have enough to do
+                        if SUMMANDS:  # the units of logic are busy
                             b_word[g * (4 // TOKENS) + u, h] = multiply_add(words[h], mask[u], 0)
                         else:
                             b_word[g * (4 // TOKENS) + u, h] = bits_and(words[h], mask[u])

@@ -91,11 +91,10 @@ def power_of_two(exponent, piece):
 
 @device
 def quick_power_of_two(exponent, piece):
-    """`power_of_two` with a single instruction for the units that do the logic: the greater one of the two
-    cases is the right one."""
-    s = maximum(
-        as_float(multiply_add(exponent, 1 << 23, -(1 << 23))), as_float(multiply_add(exponent, 1 << 21, 1 << 21))
-    )
+    """`power_of_two` without a branch: of its two cases, the greater one is right."""
+    normal = as_float(multiply_add(exponent, 1 << 23, -(1 << 23)))
+    subnormal = as_float(multiply_add(exponent, 1 << 21, 1 << 21))
+    s = maximum(normal, subnormal)
     return s, 0.0, s, 0.0
 
 
@@ -161,13 +160,15 @@ def load_short_16(tile, pieces, piece):
 
 @device
 def load_nvfp4_factor(tile, pieces, row):
-    """The matrix's factor, of a row's first super-block."""
+    """The matrix's factor, that of a row's first super-block."""
     return load_float(tile + 18 * pieces + 4 * row)
 
 
 @device
 def two_e4m3(scales, piece):
-    """NVFP4 without its factor: the bits of both scales, seven each, where a pair of fp16 has them."""
+    """NVFP4 without its factor: the bits of both scales, seven each, where a pair of fp16 has them; a product
+    shifts both of them, and what else it makes is masked.
+    """
     both = bits_and(multiply_add(scales, 0x8080, 0), 0x3F803F80)
     return low_f16(both), 0.0, high_f16(both), 0.0
 

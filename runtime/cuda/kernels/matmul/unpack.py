@@ -17,6 +17,14 @@ scales), MINIMUM (whether b is not always 0), and UNIT. A tile is PLANE_0 bytes 
 and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row. With ONLY_NIBBLES, a piece's
 words are the nibbles of codes and nothing else: 1, as they are unpacked; 16, unpacked to 16 · (code - 8).
 PEELED: see `decode_mma_4`; the loads of Q4_0 are so few that the assembler does without branches anyway.
+
+Decode products have constants of their own, the same as those above unless a format has better ones:
+
+    LOAD_BLOCK_SCALES, UNPACK_BLOCK_SCALES, BLOCK_SCALE_WORDS
+                                        the same for scales without what all blocks of a row share: with
+                                        FACTOR these are multiplied by LOAD_FACTOR(tile, pieces, row)
+    UNPACK_SUMMANDS(zero, *words)       with SUMMANDS unpacks to 16 words, of which 2w and 2w + 1 are to be
+                                        added to each other: see tables.py
 """
 
 from __future__ import annotations
@@ -27,14 +35,10 @@ from ...compile.stage import device, registers, static
 from ...ptx import (
     add_words,
     and_or,
-    and_where_else_xor,
     and_xor,
     bits_and,
     bits_or,
     bits_xor,
-    block_x,
-    multiply_add,
-    permute_bytes,
     rotate_right,
     shift_left,
     shift_right,
@@ -68,17 +72,12 @@ from .scales import (
     two_halves,
 )
 from .stream import read1, read2, read4
+from .tables import iq4, iq4_summands, mxfp4, mxfp4_summands
 
 NIBBLES = 0x0F0F0F0F
 PAIRS = 0x03030303
 ONES = 0x01010101
 SIGNS = 0x80808080
-# Tables of 16 signed bytes, in four words: see `table`.
-IQ4_0, IQ4_1, IQ4_2, IQ4_3 = 0xC0D2E7FE, 0x26190D01, 0x8995A2B0, 0x71594535
-MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3 = 0x03020100, 0x82818080, 0x0C080604, 0x8B878583
-# The same as sums of two entries: see `summands`.
-IQ4_T0, IQ4_T1, IQ4_U0, IQ4_U1 = 0xC0AE9982, 0x26190D01, 0x35455971, 0xD0DEEBF7
-MXFP4_T0, MXFP4_T1, MXFP4_U0, MXFP4_U1 = 0x03020100, 0xFEFF0001, 0xFCFAF9F5, 0x0406080C
 
 
 @device
@@ -131,82 +130,6 @@ def fifth_bits(a, b, c, d, high):
         fifth = shift_left(high, 4 - i) if i < 4 else high if i == 4 else shift_right(high, i - 4)
         out[i] = and_or(fifth, 0x10101010, out[i])
     return out[()]
-
-
-@device
-def table(word, t0, t1, t2, t3):
-    """Look up the low four nibbles of a word, then the high four, in a table of 16 signed bytes.
-
-    Bits 0 … 2 of a nibble are an index into t0 and t1, or, if bit 3 is set, into t2 and t3. What `prmt`
-    finds in the half that is not meant is just the sign of the entry there, eight times; entries with the
-    same index have the same sign. Negative entries are stored with all bits but the sign inverted, so that
-    the exclusive or with the sign's bits gives them back.
-    """
-    other = bits_xor(word, 0x88888888)
-    first = and_where_else_xor(permute_bytes(t0, t1, word), permute_bytes(t2, t3, other), SIGNS)
-    word, other = shift_right(word, 16), shift_right(other, 16)
-    return first, and_where_else_xor(permute_bytes(t0, t1, word), permute_bytes(t2, t3, other), SIGNS)
-
-
-@device
-def kept(word):
-    """A constant that the assembler cannot know, so that it keeps it in a register: `prmt` takes only one
-    constant, and for the other it would otherwise load a register again and again.
-    """
-    return bits_xor(word, shift_right(block_x(), 31))
-
-
-@device
-def looked_up(a, b, c, d, t0, t1, t2, t3):
-    """4-bit codes looked up in a table."""
-    words = a, b, c, d
-    t0, t2 = kept(t0), kept(t2)
-    out = registers(8)
-    for i in static(4):
-        out[2 * i], out[2 * i + 1] = table(words[i], t0, t1, t2, t3)
-    return out[()]
-
-
-@device
-def summands(zero, a, b, c, d, t0, t1, u0, u1):
-    """4-bit codes looked up in a table, which is a sum of two: behind each word the one to add to it.
-
-    `prmt` finds t where bit 3 of a code is 0, else the sign of t, which is 0 or -1; of the complement of the
-    code it finds u where bit 3 was 1. u is in the order of complements. `zero` is 0.
-    """
-    words = a, b, c, d
-    t0, u0 = bits_xor(t0, zero), bits_xor(u0, zero)
-    minus = bits_xor(-1, zero)
-    out = registers(16)
-    for i in static(4):
-        high = shift_right(words[i], 16)
-        out[4 * i] = permute_bytes(t0, t1, words[i])
-        out[4 * i + 1] = permute_bytes(u0, u1, multiply_add(words[i], minus, minus))
-        out[4 * i + 2] = permute_bytes(t0, t1, high)
-        out[4 * i + 3] = permute_bytes(u0, u1, multiply_add(high, minus, minus))
-    return out[()]
-
-
-@device
-def mxfp4_summands(zero, a, b, c, d):
-    return summands(zero, a, b, c, d, MXFP4_T0, MXFP4_T1, MXFP4_U0, MXFP4_U1)
-
-
-@device
-def iq4_summands(zero, a, b, c, d):
-    return summands(zero, a, b, c, d, IQ4_T0, IQ4_T1, IQ4_U0, IQ4_U1)
-
-
-@device
-def iq4(a, b, c, d):
-    """The codebook of IQ4_NL and IQ4_XS."""
-    return looked_up(a, b, c, d, IQ4_0, IQ4_1, IQ4_2, IQ4_3)
-
-
-@device
-def mxfp4(a, b, c, d):
-    """Twice the E2M1 values of MXFP4 and NVFP4."""
-    return looked_up(a, b, c, d, MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3)
 
 
 @device
@@ -298,15 +221,19 @@ def _reader(
     block_scales: tuple[Any, Any, int] | None = None,
     factor: Any = None,
 ) -> dict[str, Any]:
-    """The constants of a format; `codes` and `scales` are the functions that load and unpack, and
-    words loaded.
+    """The constants of a format; `codes`, `scales` and `block_scales` are the functions that load and unpack,
+    and words loaded.
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
-    own = zip(("LOAD_BLOCK_SCALES", "UNPACK_BLOCK_SCALES", "BLOCK_SCALE_WORDS"), block_scales or scales, strict=True)
-    constants |= dict(own)
-    constants |= {"SUMMANDS": int(summands is not None), "UNPACK_SUMMANDS": summands or codes[1]}
-    constants |= {"FACTOR": int(factor is not None), "LOAD_FACTOR": factor or codes[0]}
+    own = block_scales or scales
+    constants |= dict(
+        zip(("LOAD_BLOCK_SCALES", "UNPACK_BLOCK_SCALES", "BLOCK_SCALE_WORDS"), own, strict=True),
+        SUMMANDS=int(summands is not None),
+        UNPACK_SUMMANDS=summands or codes[1],
+        FACTOR=int(factor is not None),
+        LOAD_FACTOR=factor or codes[0],
+    )
     constants |= {f"PLANE_{i}": size for i, size in enumerate((*planes, 0, 0)[:3])}
     return constants | {
         "SUPER_PLANE": super_block,
@@ -346,7 +273,9 @@ READERS: dict[str, dict[str, Any]] = {
         planes=(16, 8, 2),
         super_block=2,
     ),
-    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2), summands=iq4_summands),
+    "IQ4_NL": _reader(
+        (load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2), summands=iq4_summands
+    ),
     "IQ4_XS": _reader(
         (load_nibbles, iq4, 4),
         (load_iq4_xs, iq4_xs_scale, 2),

@@ -7,8 +7,11 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
+from kukri.runtime.cuda.compile.stage import registers, static
 from kukri.runtime.cuda.kernels.common.gather import embed, embed_floats
+from kukri.runtime.cuda.kernels.matmul.scales import nvfp4_scale, power_of_two, quick_power_of_two, two_e4m3
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
+from kukri.runtime.cuda.ptx import as_int, load_int4, store_float, store_int, thread
 from kukri.runtime.cuda.weights.packing import pack, packed_bytes, tile_bytes
 
 from ..simulator import run
@@ -78,6 +81,59 @@ def test_floats(name, kind):
     arguments = [tokens, rows, rows.shape[1], 200, 3, out, 4 * 200, 1.0]
     run(embed_floats, {"FLOAT": kind, "PDL": 0}, (2, 2), 128, arguments)
     np.testing.assert_array_equal(out, tensor.rows(tokens))
+
+
+def unpack_twice(words, codes, sums):
+    """The codes of a lane's four words, as they are and as sums."""
+    piece = registers(4)
+    whole = registers(8)
+    parts = registers(16)
+    piece[()] = load_int4(words + 16 * thread())
+    whole[()] = UNPACK_CODES(*piece[()])
+    parts[()] = UNPACK_SUMMANDS(0, *piece[()])
+    for i in static(8):
+        store_int(codes + 4 * (8 * thread() + i), whole[i])
+        for k in static(2):
+            store_int(sums + 4 * (16 * thread() + 2 * i + k), parts[2 * i + k])
+
+
+UNPACK_CODES = UNPACK_SUMMANDS = None  # constants of the launch
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if READERS[name]["SUMMANDS"]])
+def test_tables_as_sums(name):
+    nibbles = np.random.default_rng(0).integers(0, 16, (32, 4, 8))
+    if name in ("MXFP4", "NVFP4"):
+        nibbles[nibbles == 4] = 0  # a negative 0, which packed weights do not have
+    words = (nibbles.astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+    codes, sums = np.zeros((32, 8, 4), np.int8), np.zeros((32, 8, 2, 4), np.int8)
+    run(unpack_twice, READERS[name], (1,), 32, [words, codes, sums])
+    np.testing.assert_array_equal(sums.astype(int).sum(2), codes)
+    assert len(np.unique(codes)) == (15 if name in ("MXFP4", "NVFP4") else 16)
+
+
+def scales_twice(out):
+    """Scales of MXFP4 and NVFP4, each by the function of decode products and by that of the others."""
+    for i in range(thread(), 256, 32):
+        a, _, _, _ = power_of_two(i, 0)
+        b, _, _, _ = quick_power_of_two(i, 0)
+        scales = (i & 127) + 256 * (127 - (i & 127))
+        c, _, d, _ = nvfp4_scale(scales, as_int(1.0), 0)
+        e, _, f, _ = two_e4m3(scales, 0)
+        at = out + 24 * i
+        store_float(at, a)
+        store_float(at + 4, b)
+        store_float(at + 8, c)
+        store_float(at + 12, e)
+        store_float(at + 16, d)
+        store_float(at + 20, f)
+
+
+def test_scales_of_decode_products():
+    out = np.full((256, 3, 2), np.nan, np.float32)
+    run(scales_twice, {}, (1,), 32, [out])
+    np.testing.assert_array_equal(out[..., 0], out[..., 1])
+    np.testing.assert_array_equal(out[:, 0, 0], np.ldexp(np.float32(1), np.arange(256) - 128))
 
 
 def test_sizes():
