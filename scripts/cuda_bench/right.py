@@ -24,7 +24,6 @@ from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference.machine import ReferenceMachine
 
-
 TOKENS = 40  # of a case
 MADE_LAYERS = 2
 

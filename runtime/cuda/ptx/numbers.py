@@ -222,6 +222,15 @@ def div_f32(a: float, b: float) -> float:
         return np.float32(np.float32(a) / np.float32(b))
 
 
+@instruction("div.full.f32 $0, $1, $2;", "f", "ff")
+def div_near(a: float, b: float) -> float:
+    """a / b within two units in the last place, for kernels with wgmma. `div_f32` calls a subroutine for rare
+    quotients, and where a kernel has any call, the driver's assembler makes each wgmma wait for its result.
+    """
+    with np.errstate(all="ignore"):
+        return np.float32(np.float32(a) / np.float32(b))
+
+
 @instruction("sqrt.rn.f32 $0, $1;", "f", "f")
 def sqrt(a: float) -> float:
     """√a, correctly rounded."""

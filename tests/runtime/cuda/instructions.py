@@ -39,6 +39,7 @@ from kukri.runtime.cuda.ptx import (
     cosine,
     cycles,
     div_f32,
+    div_near,
     div_u32,
     exp2,
     fence,
@@ -146,7 +147,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group` and `chain`
-WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 19, 18  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -188,7 +189,7 @@ def real(a, b, c, out):
     """Instructions whose result is a float. Of 32 threads."""
     i = 4 * thread()
     x, y = load_float(a + i), load_float(b + i)
-    out = out + 17 * i
+    out = out + 18 * i
     store_float(out, maximum(x, y))
     store_float(out + 4, minimum(x, y))
     store_float(out + 8, absolute(x))
@@ -208,6 +209,7 @@ def real(a, b, c, out):
     store_float(out + 60, shuffle(x, (thread() * 7 + 3) & 31))
     warp_barrier()
     store_float(out + 64, load_constant(c + i))
+    store_float(out + 68, div_near(x, y))
 
 
 def loads(source, out):
@@ -562,7 +564,7 @@ def check_real(launch: Launch) -> None:
     }
     for k, e in exact.items():
         np.testing.assert_array_equal(out[:, k], e.astype(np.float32), f"result {k} of real")
-    near = {3: np.exp2(x), 4: np.log2(np.abs(x)), 5: 1 / np.sqrt(np.abs(x))}
+    near = {3: np.exp2(x), 4: np.log2(np.abs(x)), 5: 1 / np.sqrt(np.abs(x)), 17: a / b}
     for k, e in near.items():
         np.testing.assert_allclose(out[:, k], e, 1e-6, 1e-6, err_msg=f"result {k} of real")
     np.testing.assert_allclose(out[:, 8:10], np.stack([np.cos(angle), np.sin(angle)], 1), 0, 2.0**-19)

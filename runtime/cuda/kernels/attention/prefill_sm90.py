@@ -26,7 +26,7 @@ from ...ptx import (
     blocks_y,
     commit_copies,
     copy_async,
-    div_f32,
+    div_near,
     div_u32,
     exp2,
     fence_async_proxy,
@@ -428,9 +428,9 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
             sink = load_constant(args.scores.sinks + 4 * head)
             highest = maximum(best[r], sink)
             shrunk = exp2(best[r] - highest)
-            inverse = div_f32(shrunk, total[r] * shrunk + exp2(sink - highest))
+            inverse = div_near(shrunk, total[r] * shrunk + exp2(sink - highest))
         else:
-            inverse = div_f32(1.0, total[r])
+            inverse = div_near(1.0, total[r])
         if HALVES:
             # Column 4s + j + 2k of 16 becomes 8j + 2s + k: columns 2t and 2t + 1 of 8, which lane t of four
             # has, become t and 8 + t. So lanes exchange one of them, and each stores two neighbours.

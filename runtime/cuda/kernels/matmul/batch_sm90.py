@@ -332,9 +332,9 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     n = args.rows - base
     if n > ROWS:
         n = ROWS
-    for item in range(
-        block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), blocks_x() * (128 * GROUPS)
-    ):
+    # A `range` would divide by its step with a call: see `div_near`.
+    item = add_words(block_x() * (128 * GROUPS), t)
+    while item < n * (16 * GROUPS // (1 + GATED)):
         row = div_u32(item, 16 * GROUPS // (1 + GATED))
         column = 4 * (item & (16 * GROUPS // (1 + GATED) - 1))
         output = block_y() * (64 * GROUPS // (1 + GATED)) + column
@@ -367,4 +367,5 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
                 result[j] = gated(value[0, j], value[1, j])
             result[j] = result[j] + before[j]
         store_row(target, inside, *result[()])
+        item = add_words(item, blocks_x() * (128 * GROUPS))
     cluster_barrier()  # until all have read this block's sums
