@@ -113,6 +113,12 @@ def multiply_add(a: int, b: int, c: int) -> int:
     return _signed(a * b + c)
 
 
+@instruction("mad.wide.u32 $0, $1, $2, $3;", "l", "rrl")
+def multiply_add_wide(a: int, b: int, c: int) -> int:
+    """a · b + c of unsigned words a and b and a 64-bit c."""
+    return a * b + c
+
+
 @instruction("div.u32 $0, $1, $2;", "r", "rr")
 def div_u32(a: int, b: int) -> int:
     """a // b of unsigned words. Numba's own division would take 64 bits."""

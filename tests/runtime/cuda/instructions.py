@@ -21,6 +21,7 @@ from kukri.runtime.cuda.ptx import (
     and_or,
     and_where_else_xor,
     and_xor,
+    any_above,
     as_float,
     as_int,
     atomic_add,
@@ -36,6 +37,9 @@ from kukri.runtime.cuda.ptx import (
     cluster_barrier,
     commit_copies,
     copy_async,
+    copy_async_2,
+    copy_async_4,
+    copy_async_8,
     cosine,
     cycles,
     div_f32,
@@ -82,6 +86,7 @@ from kukri.runtime.cuda.ptx import (
     mma_s8,
     mma_s8_k16,
     multiply_add,
+    multiply_add_wide,
     pack_f16,
     pass_turn,
     permute_bytes,
@@ -296,6 +301,27 @@ def fetches(source, out):
     store_words(out + 32 * t, *w[()])
     w[()] = ldmatrix_transposed(shared() + 16 * t)
     store_words(out + 32 * t + 16, *w[()])
+
+
+def copies(source, out):
+    """ROWS copies a thread, and who of a warp has a large first number. Of 256 threads."""
+    t = thread()
+    at = multiply_add_wide(t, 16, source)
+    to = shared() + 16 * (t & 512 // ROWS - 1) + 8192 * (t // (512 // ROWS))
+    if ROWS == 2:
+        copy_async_2(to, at)
+    elif ROWS == 4:
+        copy_async_4(to, at)
+    else:
+        copy_async_8(to, at)
+    commit_copies()
+    wait_copies()
+    barrier()
+    f = registers(4)
+    for i in static(ROWS):
+        f[()] = load_shared4(shared() + 4096 * i + 16 * t)
+        store_float4(out + 4096 * i + 16 * t, *f[()])
+    store_int(out + 4096 * ROWS + 4 * t, any_above(load_float(at), 2.5))
 
 
 def products(a, b, c, c_whole, out):
@@ -596,6 +622,19 @@ def check_shares(launch: Launch) -> None:
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 
 
+def check_copies(launch: Launch) -> None:
+    for n in (2, 4, 8):
+        source = np.random.default_rng(4).standard_normal((n, n // 2, 2048 // n)).astype(np.float32)
+        out = np.zeros(1024 * n + 256, np.float32)
+        launch(copies, (1,), 256, [source, out], 4096 * n, {"ROWS": n})
+        np.testing.assert_array_equal(out[: 1024 * n], source.transpose(1, 0, 2).reshape(-1))
+        large = source.reshape(-1)[:1024:4].reshape(8, 32).max(1) > 2.5
+        assert 0 < large.sum() < 8
+        np.testing.assert_array_equal(
+            out[1024 * n :].view(np.int32).reshape(8, 32), large[:, None] * np.ones(32)
+        )
+
+
 def check_fetches(launch: Launch) -> None:
     source, out = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 2, 4, 2), np.uint16)
     launch(fetches, (1,), 32, [source, out], 512)
@@ -764,12 +803,12 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
+CHECKS += [check_copies, check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
 WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_products_of_both]
 WARPGROUP_CHECKS += [check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged, chain, turns, both]
+CHECKED += [flagged, chain, turns, both, copies]
 
 
 def on_the_card(device: Any) -> Launch:
