@@ -5,10 +5,10 @@ single conversation needs no other thread and no switch between threads; a token
 along in the same steps. `start` makes a thread that keeps the part as long as there is work, for consumers
 that cannot run steps themselves, such as coroutines.
 
-An interrupt (Ctrl-C) may come between any two instructions, and nothing may be left taken then. So who has the
+An interrupt (Ctrl-C) may come between any two instructions, and nothing may stay taken then. So who has the
 part is an entry of a dict, which single calls of the interpreter take and give back, the latter as the first
-thing of a `finally`; and a thread that waits has a lock of its own. A `threading.Condition` would not do: what
-interrupts its `__exit__` leaves its lock taken for ever.
+thing of a `finally`; and a thread that waits has a lock of its own. A `threading.Condition` would not do:
+what interrupts its `__exit__` leaves its lock taken for ever.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Driver:
             self._leave()
 
     def _drop_cancelled(self) -> None:
-        """Take cancelled sequences out, unless a thread runs steps or changes the queue, which does it then."""
+        """Take cancelled sequences out, unless a thread runs steps or changes the queue: then it does it."""
         this = object()
         if not self.scheduler.has_cancelled or self._taken.setdefault(PART, this) is not this:
             return
