@@ -156,7 +156,7 @@ BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's 
 
 
 # Formats whose gated products of one row are faster with four tiles for each warp than with two
-WIDE_GATES = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
+WIDE_GATES = ("Q8_0",)
 
 
 class Tuning:

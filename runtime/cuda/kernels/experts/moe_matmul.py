@@ -33,7 +33,7 @@ from ..matmul.floats import load_four_weights
 # Constants of the launch. CHOSEN: a pair takes the matrix that its row has chosen, else matrix number
 # `choice`.
 # M, KS and WARPS as in decode_matmul.py. EMIT: the result is stored quantised; STORE: in float32.
-CODE_WORDS = SCALE_WORDS = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
+CODE_WORDS = BLOCK_SCALE_WORDS = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
 UNIT = 1
 
 
@@ -145,7 +145,7 @@ def moe_decode_matmul(args: MoeDecodeArguments):
             tile[m] = args.weights + at
         else:
             tile[m] = args.other + at
-    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded = registers(M * 2 * (CODE_WORDS + BLOCK_SCALE_WORDS))
     loaded[()] = load_first_chunk(*tile[()], args.experts.width, part)
     acc[()] = decode_mma_4(
         *tile[()],

@@ -28,7 +28,7 @@ from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
 # Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
 # TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up;
 # CARDS: as in decode_epilogue.py.
-CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = CARDS = PDL = 0
+CODE_WORDS = BLOCK_SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = CARDS = PDL = 0
 
 
 class DecodeMatmulArguments(KernelArguments):
@@ -66,7 +66,7 @@ def multiply(args: DecodeMatmulArguments, block):
             tile[m] = args.weights + at * args.tile_bytes
         else:
             tile[m] = args.other + at * args.tile_bytes
-    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded = registers(M * 2 * (CODE_WORDS + BLOCK_SCALE_WORDS))
     loaded[()] = load_first_chunk(*tile[()], args.blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = group * (16 * M // (1 + GATED)) + shift_right(lane, 2)

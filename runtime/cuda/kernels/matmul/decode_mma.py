@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from ...compile.stage import device, registers, static
 from ...ptx import (
+    as_float,
+    as_int,
     bits_and,
     bits_or,
     div_u32,
@@ -20,14 +22,17 @@ from ...ptx import (
     load_int4,
     mma_s8,
     mma_s8_k16,
+    multiply_add,
     shift_right,
     shuffle,
     thread,
 )
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
-LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
-CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PEELED = M = KS = TOKENS = 0  # constants of the launch
+# Of the weights' format: see unpack.py.
+LOAD_CODES = UNPACK_CODES = UNPACK_SUMMANDS = LOAD_BLOCK_SCALES = UNPACK_BLOCK_SCALES = LOAD_FACTOR = join_bytes
+CODE_WORDS = BLOCK_SCALE_WORDS = TWO_SCALES = MINIMUM = SUMMANDS = FACTOR = 0
+PEELED = M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
@@ -38,12 +43,23 @@ def load_first_chunk(tile: registers(M), blocks, part):
     chunks = (blocks + 3) // 4
     piece = 64 * (part if part < chunks else chunks - 1) + (thread() & 31)
     codes = registers((M, 2, CODE_WORDS))
-    scale = registers((M, 2, SCALE_WORDS))
+    scale = registers((M, 2, BLOCK_SCALE_WORDS))
     for m in static(M):
         for i in static(2):
             codes[m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
-            scale[m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
+            scale[m, i] = LOAD_BLOCK_SCALES(tile[m], 64 * chunks, piece + 32 * i)
     return codes[()] + scale[()]
+
+
+@device
+def load_row_factors(tile: registers(M), blocks):
+    """The factors of the lane's two rows of each tile, [M, 2]."""
+    own = registers((M, 2))
+    row = shift_right(thread() & 31, 2)
+    for m in static(M):
+        for i in static(2):
+            own[m, i] = LOAD_FACTOR(tile[m], 64 * ((blocks + 3) // 4), row + 8 * i)
+    return own[()]
 
 
 @device
@@ -65,7 +81,7 @@ def load_factors(at, plane):
 @device
 def add_products(
     acc: registers(2),
-    w: registers((2, 8)),
+    w: registers((2, 8 * (1 + SUMMANDS))),
     f: registers((2, 4)),
     b: registers((4, 2)),
     factor: registers((TOKENS, 3)),
@@ -73,14 +89,23 @@ def add_products(
 ):
     """The sums `acc` of two rows of a tile, and the products of a chunk.
 
-    w are the unpacked codes and f the scales of the lane's two pieces, b the words of B for each block, and
+    w are the unpacked codes, with SUMMANDS behind each word another that is to be added to it, and f the scales of the lane's two pieces, b the words of B for each block, and
     `factor` those of the activations.
     """
     for g in static(TOKENS):
         c = registers(4, 0)
         c2 = registers(4, 0)
         for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-            if TWO_SCALES:
+            if SUMMANDS and TWO_SCALES:
+                a = w[0, 4 * u], w[1, 4 * u], w[0, 4 * u + 1], w[1, 4 * u + 1]
+                c[()] = mma_s8(*a, b[u, 0], b[u, 0], *c[()])
+                a = w[0, 4 * u + 2], w[1, 4 * u + 2], w[0, 4 * u + 3], w[1, 4 * u + 3]
+                c2[()] = mma_s8(*a, b[u, 1], b[u, 1], *c2[()])
+            elif SUMMANDS:
+                for k in static(2):
+                    a = w[0, 4 * u + k], w[1, 4 * u + k], w[0, 4 * u + 2 + k], w[1, 4 * u + 2 + k]
+                    c[()] = mma_s8(*a, *b[u], *c[()])
+            elif TWO_SCALES:
                 c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b[u, 0], *c[()])
                 c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b[u, 1], *c2[()])
             else:
@@ -102,7 +127,7 @@ def add_products(
 def decode_mma_4(
     tile: registers(M),
     codes: registers((M, 2, CODE_WORDS)),
-    scale: registers((M, 2, SCALE_WORDS)),
+    scale: registers((M, 2, BLOCK_SCALE_WORDS)),
     x,
     blocks,
     part,
@@ -130,7 +155,15 @@ def decode_mma_4(
     scales = x + 4 * code_plane_bytes(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
     mask = registers(4 // TOKENS)
     for u in static(4 // TOKENS):
-        mask[u] = -1 if column_block == u else 0
+        if SUMMANDS:
+            mask[u] = as_int(shuffle(as_float(1 if column_block == u else 0), lane))
+        else:
+            mask[u] = -1 if column_block == u else 0
+    row_factor = registers((M, 2))
+    if FACTOR:
+        row_factor[()] = load_row_factors(*tile[()], blocks)
+    if SUMMANDS:  # a 0 that the assembler does not know, and that it cannot take for the same in all lanes
+        zero = shift_right(column >> 32, 31)
     # With PEELED the warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so
     # that there is no branch in either and the assembler can mix the instructions of all tiles.
     final = chunks
@@ -145,22 +178,32 @@ def decode_mma_4(
                 words[()] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
                 for u in static(4 // TOKENS):
                     for h in static(2):
-                        b_word[g * (4 // TOKENS) + u, h] = bits_and(words[h], mask[u])
+                        if SUMMANDS:  # the units that do the logic have enough to do
+                            b_word[g * (4 // TOKENS) + u, h] = multiply_add(words[h], mask[u], 0)
+                        else:
+                            b_word[g * (4 // TOKENS) + u, h] = bits_and(words[h], mask[u])
                 factor[g] = load_factors(scales + (16 * TOKENS * chunk + 16 // TOKENS * g), plane)
             piece = 64 * chunk + lane
-            w = registers((M, 2, 8))
+            w = registers((M, 2, 8 * (1 + SUMMANDS)))
             f = registers((M, 2, 4))
             for m in static(M):
                 for i in static(2):
-                    w[m, i] = UNPACK_CODES(*codes[m, i])
-                    f[m, i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
+                    if SUMMANDS:
+                        w[m, i] = UNPACK_SUMMANDS(zero, *codes[m, i])
+                    else:
+                        w[m, i] = UNPACK_CODES(*codes[m, i])
+                    f[m, i] = UNPACK_BLOCK_SCALES(*scale[m, i], piece + 32 * i)
                 if not last and (PEELED or chunk + KS < chunks):
                     for i in static(2):
                         at = piece + (64 * KS + 32 * i)
                         codes[m, i] = LOAD_CODES(tile[m], pieces, at)
-                        scale[m, i] = LOAD_SCALES(tile[m], pieces, at)
+                        scale[m, i] = LOAD_BLOCK_SCALES(tile[m], pieces, at)
             for m in static(M):
                 acc[m] = add_products(*acc[m], *w[m], *f[m], *b_word[()], *factor[()], own_block)
+    if FACTOR:
+        for m in static(M):
+            for i in static(2):
+                acc[m, i] = acc[m, i] * row_factor[m, i]
     return acc[()]
 
 
@@ -178,7 +221,7 @@ def from_lane(value, source):
 def decode_mma_8(
     tile: registers(M),
     codes: registers((M, 2, CODE_WORDS)),
-    scale: registers((M, 2, SCALE_WORDS)),
+    scale: registers((M, 2, BLOCK_SCALE_WORDS)),
     x,
     blocks,
     part,
@@ -196,6 +239,9 @@ def decode_mma_8(
     acc = registers((M, TOKENS // 8, 4), 0.0)
     column = x + sub * code_plane_bytes(blocks) + 16 * quad
     scales = x + 4 * code_plane_bytes(blocks) + 32 * sub
+    row_factor = registers((M, 2))
+    if FACTOR:
+        row_factor[()] = load_row_factors(*tile[()], blocks)
     for chunk in range(part, chunks, KS):
         b_word = registers((TOKENS // 8, 4, 4))
         d = registers((TOKENS // 8, 2, 4))
@@ -221,11 +267,11 @@ def decode_mma_8(
             b2 = registers(2)
             for i in static(2):
                 w[i] = UNPACK_CODES(*codes[m, i])
-                a[i], b[i], a2[i], b2[i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
+                a[i], b[i], a2[i], b2[i] = UNPACK_BLOCK_SCALES(*scale[m, i], piece + 32 * i)
             if chunk + KS < chunks:
                 for i in static(2):
                     codes[m, i] = LOAD_CODES(tile[m], pieces, piece + (64 * KS + 32 * i))
-                    scale[m, i] = LOAD_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    scale[m, i] = LOAD_BLOCK_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
             for u in static(4):
                 source = bits_or(bits_and(lane, 28), u)  # the lane that holds the scales of this block
                 wa = registers(2)
@@ -266,4 +312,9 @@ def decode_mma_8(
                             acc[m, n, i] = acc[m, n, i] + wb[i // 2] * s[n, i % 2, u]
                             if TWO_SCALES:
                                 acc[m, n, i] = acc[m, n, i] + wb2[i // 2] * s2[n, i % 2, u]
+    if FACTOR:
+        for m in static(M):
+            for n in static(TOKENS // 8):
+                for i in static(4):
+                    acc[m, n, i] = acc[m, n, i] * row_factor[m, i // 2]
     return acc[()]

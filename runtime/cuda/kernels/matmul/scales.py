@@ -12,7 +12,10 @@ from ...ptx import (
     as_float,
     bits_and,
     high_f16,
+    load_float,
     low_f16,
+    maximum,
+    multiply_add,
     permute_bytes,
     shift_left,
     shift_right,
@@ -86,6 +89,16 @@ def power_of_two(exponent, piece):
     return s, 0.0, s, 0.0
 
 
+@device
+def quick_power_of_two(exponent, piece):
+    """`power_of_two` with a single instruction for the units that do the logic: the greater one of the two
+    cases is the right one."""
+    s = maximum(
+        as_float(multiply_add(exponent, 1 << 23, -(1 << 23))), as_float(multiply_add(exponent, 1 << 21, 1 << 21))
+    )
+    return s, 0.0, s, 0.0
+
+
 # Formats with super-blocks of 256 weights
 
 
@@ -138,6 +151,25 @@ def nvfp4_scale(scales, factor, piece):
     f = as_float(factor)
     first, second = shift_left(bits_and(scales, 255), 7), shift_left(shift_right(scales, 8), 7)
     return f * low_f16(first), 0.0, f * low_f16(second), 0.0
+
+
+@device
+def load_short_16(tile, pieces, piece):
+    """Two bytes of a block, behind 16 bytes of codes."""
+    return (read_short(tile + 16 * pieces + 2 * piece),)
+
+
+@device
+def load_nvfp4_factor(tile, pieces, row):
+    """The matrix's factor, of a row's first super-block."""
+    return load_float(tile + 18 * pieces + 4 * row)
+
+
+@device
+def two_e4m3(scales, piece):
+    """NVFP4 without its factor: the bits of both scales, seven each, where a pair of fp16 has them."""
+    both = bits_and(multiply_add(scales, 0x8080, 0), 0x3F803F80)
+    return low_f16(both), 0.0, high_f16(both), 0.0
 
 
 @device

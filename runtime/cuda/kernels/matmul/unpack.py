@@ -33,6 +33,7 @@ from ...ptx import (
     bits_or,
     bits_xor,
     block_x,
+    multiply_add,
     permute_bytes,
     rotate_right,
     shift_left,
@@ -48,9 +49,11 @@ from .scales import (
     load_half_20,
     load_half_32,
     load_iq4_xs,
+    load_nvfp4_factor,
     load_q2_k,
     load_q3_k,
     load_q6_k,
+    load_short_16,
     load_two_16,
     load_two_20,
     nvfp4_scale,
@@ -60,6 +63,8 @@ from .scales import (
     q4_k_scale,
     q5_0_scale,
     q6_k_scale,
+    quick_power_of_two,
+    two_e4m3,
     two_halves,
 )
 from .stream import read1, read2, read4
@@ -71,6 +76,9 @@ SIGNS = 0x80808080
 # Tables of 16 signed bytes, in four words: see `table`.
 IQ4_0, IQ4_1, IQ4_2, IQ4_3 = 0xC0D2E7FE, 0x26190D01, 0x8995A2B0, 0x71594535
 MXFP4_0, MXFP4_1, MXFP4_2, MXFP4_3 = 0x03020100, 0x82818080, 0x0C080604, 0x8B878583
+# The same as sums of two entries: see `summands`.
+IQ4_T0, IQ4_T1, IQ4_U0, IQ4_U1 = 0xC0AE9982, 0x26190D01, 0x35455971, 0xD0DEEBF7
+MXFP4_T0, MXFP4_T1, MXFP4_U0, MXFP4_U1 = 0x03020100, 0xFEFF0001, 0xFCFAF9F5, 0x0406080C
 
 
 @device
@@ -157,6 +165,36 @@ def looked_up(a, b, c, d, t0, t1, t2, t3):
     for i in static(4):
         out[2 * i], out[2 * i + 1] = table(words[i], t0, t1, t2, t3)
     return out[()]
+
+
+@device
+def summands(zero, a, b, c, d, t0, t1, u0, u1):
+    """4-bit codes looked up in a table, which is a sum of two: behind each word the one to add to it.
+
+    `prmt` finds t where bit 3 of a code is 0, else the sign of t, which is 0 or -1; of the complement of the
+    code it finds u where bit 3 was 1. u is in the order of complements. `zero` is 0.
+    """
+    words = a, b, c, d
+    t0, u0 = bits_xor(t0, zero), bits_xor(u0, zero)
+    minus = bits_xor(-1, zero)
+    out = registers(16)
+    for i in static(4):
+        high = shift_right(words[i], 16)
+        out[4 * i] = permute_bytes(t0, t1, words[i])
+        out[4 * i + 1] = permute_bytes(u0, u1, multiply_add(words[i], minus, minus))
+        out[4 * i + 2] = permute_bytes(t0, t1, high)
+        out[4 * i + 3] = permute_bytes(u0, u1, multiply_add(high, minus, minus))
+    return out[()]
+
+
+@device
+def mxfp4_summands(zero, a, b, c, d):
+    return summands(zero, a, b, c, d, MXFP4_T0, MXFP4_T1, MXFP4_U0, MXFP4_U1)
+
+
+@device
+def iq4_summands(zero, a, b, c, d):
+    return summands(zero, a, b, c, d, IQ4_T0, IQ4_T1, IQ4_U0, IQ4_U1)
 
 
 @device
@@ -256,12 +294,19 @@ def _reader(
     planes: tuple[int, ...],
     super_block: int = 0,
     nibbles: int = 0,
+    summands: Any = None,
+    block_scales: tuple[Any, Any, int] | None = None,
+    factor: Any = None,
 ) -> dict[str, Any]:
     """The constants of a format; `codes` and `scales` are the functions that load and unpack, and
     words loaded.
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
+    own = zip(("LOAD_BLOCK_SCALES", "UNPACK_BLOCK_SCALES", "BLOCK_SCALE_WORDS"), block_scales or scales, strict=True)
+    constants |= dict(own)
+    constants |= {"SUMMANDS": int(summands is not None), "UNPACK_SUMMANDS": summands or codes[1]}
+    constants |= {"FACTOR": int(factor is not None), "LOAD_FACTOR": factor or codes[0]}
     constants |= {f"PLANE_{i}": size for i, size in enumerate((*planes, 0, 0)[:3])}
     return constants | {
         "SUPER_PLANE": super_block,
@@ -301,10 +346,29 @@ READERS: dict[str, dict[str, Any]] = {
         planes=(16, 8, 2),
         super_block=2,
     ),
-    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2)),
-    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
-    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1), planes=(16, 1)),
+    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2), summands=iq4_summands),
+    "IQ4_XS": _reader(
+        (load_nibbles, iq4, 4),
+        (load_iq4_xs, iq4_xs_scale, 2),
+        planes=(16, 1),
+        super_block=2,
+        summands=iq4_summands,
+    ),
+    "MXFP4": _reader(
+        (load_nibbles, mxfp4, 4),
+        (load_exponent, power_of_two, 1),
+        planes=(16, 1),
+        summands=mxfp4_summands,
+        block_scales=(load_exponent, quick_power_of_two, 1),
+    ),
     "NVFP4": _reader(
-        (load_nibbles, mxfp4, 4), (load_bytes_16, nvfp4_scale, 2), halves=1, planes=(16, 2), super_block=4
+        (load_nibbles, mxfp4, 4),
+        (load_bytes_16, nvfp4_scale, 2),
+        halves=1,
+        planes=(16, 2),
+        super_block=4,
+        summands=mxfp4_summands,
+        block_scales=(load_short_16, two_e4m3, 1),
+        factor=load_nvfp4_factor,
     ),
 }
