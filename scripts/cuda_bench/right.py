@@ -119,8 +119,9 @@ def machine_of(program: Program, kv_type: str, n_cards: int) -> CudaMachine | Cu
         device.use()
         return CudaMachine(part, 3, kv_type=kv_type, device=device, group=group)
 
-    parts = tensor_parts(program, n_cards)
-    return CudaTeam(program, parts, [Device(index=i) for i in range(n_cards)], made)
+    parts, devices = tensor_parts(program, n_cards), [Device(index=i) for i in range(n_cards)]
+    assert all(a.reaches(b) for a in devices for b in devices)
+    return CudaTeam(program, parts, devices, made)
 
 
 def all_float(program: Program) -> bool:

@@ -30,7 +30,9 @@ from ...ptx import (
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 # Of the weights' format: see unpack.py.
-LOAD_CODES = UNPACK_CODES = UNPACK_SUMMANDS = LOAD_BLOCK_SCALES = UNPACK_BLOCK_SCALES = LOAD_FACTOR = join_bytes
+LOAD_CODES = UNPACK_CODES = UNPACK_SUMMANDS = LOAD_BLOCK_SCALES = UNPACK_BLOCK_SCALES = LOAD_FACTOR = (
+    join_bytes
+)
 CODE_WORDS = BLOCK_SCALE_WORDS = TWO_SCALES = MINIMUM = SUMMANDS = FACTOR = 0
 PEELED = M = KS = TOKENS = 0  # constants of the launch
 

@@ -94,7 +94,8 @@ def quick_power_of_two(exponent, piece):
     """`power_of_two` with a single instruction for the units that do the logic: the greater one of the two
     cases is the right one."""
     s = maximum(
-        as_float(multiply_add(exponent, 1 << 23, -(1 << 23))), as_float(multiply_add(exponent, 1 << 21, 1 << 21))
+        as_float(multiply_add(exponent, 1 << 23, -(1 << 23))),
+        as_float(multiply_add(exponent, 1 << 21, 1 << 21)),
     )
     return s, 0.0, s, 0.0
 

@@ -303,7 +303,9 @@ def _reader(
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
-    own = zip(("LOAD_BLOCK_SCALES", "UNPACK_BLOCK_SCALES", "BLOCK_SCALE_WORDS"), block_scales or scales, strict=True)
+    own = zip(
+        ("LOAD_BLOCK_SCALES", "UNPACK_BLOCK_SCALES", "BLOCK_SCALE_WORDS"), block_scales or scales, strict=True
+    )
     constants |= dict(own)
     constants |= {"SUMMANDS": int(summands is not None), "UNPACK_SUMMANDS": summands or codes[1]}
     constants |= {"FACTOR": int(factor is not None), "LOAD_FACTOR": factor or codes[0]}
@@ -346,7 +348,9 @@ READERS: dict[str, dict[str, Any]] = {
         planes=(16, 8, 2),
         super_block=2,
     ),
-    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2), summands=iq4_summands),
+    "IQ4_NL": _reader(
+        (load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2), summands=iq4_summands
+    ),
     "IQ4_XS": _reader(
         (load_nibbles, iq4, 4),
         (load_iq4_xs, iq4_xs_scale, 2),
