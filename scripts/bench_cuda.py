@@ -1,10 +1,11 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
-    python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
-    the end; PATH: llama.cpp's, built for the card, which runs the same models in between, as does the
-    llama-batched-bench beside it
-    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
-    machine, with keys and values kept as f32, f16, q8_0 or q4_0
+    python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, with a table; PATH:
+    llama.cpp's, built for the card, which runs the same models in between, as does the llama-batched-bench
+    beside it
+    python scripts/bench_cuda.py conformance [--cache TYPE] [--cards N] [FIXTURE | SHAPE:TYPE …]   logits
+    against the reference machine, with keys and values kept as f32, f16, q8_0 or q4_0, on one card or on N
+    by tensors; SHAPE:TYPE: two random layers
     python scripts/bench_cuda.py many [FIXTURE …]           requests of several threads against single runs
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
@@ -203,11 +204,11 @@ def everything(llama_bench: str | None) -> None:
                     f"{read * speed / copy:.0%}" if test == "tg128" else "",
                 )
             )
-    choose(*PROMISED[-1])
-    host(*PROMISED[-1], ["spin"])
     print(f"\n{name}, copies {copy / 1e9:.0f} GB/s, tokens a second\n")
     header = ("model", "test", "kukri", "llama.cpp", "ratio", "of bandwidth")
-    print(markdown_table(header, rows, left=(0, 1)))
+    print(markdown_table(header, rows, left=(0, 1)), flush=True)
+    choose(*PROMISED[-1])
+    host(*PROMISED[-1], ["spin"])
 
 
 def main() -> None:
@@ -215,7 +216,10 @@ def main() -> None:
     if command == "all":
         everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
     elif command == "conformance":
-        conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
+        options = {"--cache": "auto", "--cards": "1"}
+        while rest and rest[0] in options:
+            options[rest[0]], rest = rest[1], rest[2:]
+        conformance(rest, options["--cache"], int(options["--cards"]))
     elif command == "many":
         many(rest)
     elif command == "cards":

@@ -136,7 +136,7 @@ def random_blocks(name: str) -> np.ndarray:
     size = FORMATS[name].type_size
     pool = np.random.default_rng(0).integers(0, 256, (1 << 28) // size * size, dtype=np.uint8)
     blocks = pool.reshape(-1, size)
-    scale = np.float16(0.01 / (16 if name in ("Q8_0", "Q6_K", "IQ4_NL", "IQ4_XS") else 1))
+    scale = np.float16(0.01 / {"Q8_0": 16, "IQ4_NL": 16, "IQ4_XS": 512, "Q6_K": 256}.get(name, 1))
     if name == "MXFP4":
         blocks[:, 0] = 119
     if name == "NVFP4":

@@ -18,7 +18,7 @@ from ..driver.launch import Launch
 from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..weights.upload import Matrix
 from .fusing import CudaOp, JoinedMatMul, joined_buffers, readers, stream_groups
-from .tuning import Tuning
+from .tuning import BATCH_ROWS, Tuning
 
 if TYPE_CHECKING:
     from .cards import CardGroup
@@ -277,8 +277,9 @@ class LaunchBuilder:
         return self.memory.rows(f"{buffer.name} in 8 bits, {tokens} rows", 1, size).address
 
     def _f16_memory(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """Memory for a buffer's rows as float16 and for their scales."""
-        name, rows = self._resolve(x).name, self.capacity.rows(self._resolve(x))
+        """Memory for a buffer's rows as float16 and for their scales; a block of `batch_matmul_sm90` reads up
+        to BATCH_ROWS even if there are fewer."""
+        name, rows = self._resolve(x).name, max(self.capacity.rows(self._resolve(x)), BATCH_ROWS)
         f16 = self.memory.rows(f"{name} as float16", rows, 2 * (-(-x.width // 128) * 128))
         return f16, self.memory.rows(f"{name}, scales", 1, 4 * rows)
 

@@ -113,6 +113,12 @@ def multiply_add(a: int, b: int, c: int) -> int:
     return _signed(a * b + c)
 
 
+@instruction("mad.wide.u32 $0, $1, $2, $3;", "l", "rrl")
+def multiply_add_wide(a: int, b: int, c: int) -> int:
+    """a · b + c of unsigned words a and b and a 64-bit c."""
+    return a * b + c
+
+
 @instruction("div.u32 $0, $1, $2;", "r", "rr")
 def div_u32(a: int, b: int) -> int:
     """a // b of unsigned words. Numba's own division would take 64 bits."""
@@ -218,6 +224,15 @@ def rsqrt(a: float) -> float:
 @instruction("div.rn.f32 $0, $1, $2;", "f", "ff")
 def div_f32(a: float, b: float) -> float:
     """a / b, correctly rounded."""
+    with np.errstate(all="ignore"):
+        return np.float32(np.float32(a) / np.float32(b))
+
+
+@instruction("div.full.f32 $0, $1, $2;", "f", "ff")
+def div_near(a: float, b: float) -> float:
+    """a / b within two units in the last place, for kernels with wgmma. `div_f32` calls a subroutine for rare
+    quotients, and where a kernel has any call, the driver's assembler makes each wgmma wait for its result.
+    """
     with np.errstate(all="ignore"):
         return np.float32(np.float32(a) / np.float32(b))
 

@@ -10,7 +10,7 @@ import ctypes
 
 import numpy as np
 
-from .instruction import instruction
+from .instruction import Instruction, instruction
 
 
 @instruction("SHARED", "r", "")
@@ -111,6 +111,25 @@ def copy_async(to_shared: int, source: int, n_bytes: int) -> None:
     """
     ctypes.memset(to_shared, 0, 16)
     ctypes.memmove(to_shared, source, n_bytes)
+
+
+def _copy_async(n: int) -> Instruction:
+    step = 8192 // n
+    text = "".join(f"cp.async.cg.shared.global [$0+{i * step}], [$1+{4096 * i}], 16; " for i in range(n))
+
+    @instruction(text.strip(), "", "rl", ordered=True)
+    def copy(to_shared: int, source: int) -> None:
+        """Start n copies of 16 bytes, a thread's part of 64 rows (`attention/prefill_sm90.py`): 4096 bytes
+        apart in global memory, 8192 / n in shared memory."""
+        for i in range(n):
+            ctypes.memmove(to_shared + i * step, source + 4096 * i, 16)
+
+    return copy
+
+
+copy_async_2 = _copy_async(2)
+copy_async_4 = _copy_async(4)
+copy_async_8 = _copy_async(8)
 
 
 @instruction("cp.async.commit_group;", "", "", ordered=True)

@@ -88,10 +88,8 @@ def _wgmma_ptx(rows: int, accumulates: bool = True, turned: bool = False, both: 
 
 def _descriptor(name: str, operand: int, bits: int) -> str:
     """PTX that makes the descriptor of a matrix at the shared address that is an operand."""
-    return (
-        f"and.b32 s, ${operand}, 0x3FFFF; shr.u32 s, s, 4; cvt.u64.u32 {name}, s; "
-        f"or.b64 {name}, {name}, 0x{bits:016X}; "
-    )
+    high, low = bits >> 32, bits & 0xFFFFFFFF  # no address in shared memory has more than 18 bits
+    return f"shr.u32 s, ${operand}, 4; or.b32 s, s, 0x{low:X}; mov.b64 {name}, {{s, 0x{high:X}}}; "
 
 
 def _wgmma(rows: int) -> Instruction:

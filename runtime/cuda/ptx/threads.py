@@ -61,6 +61,16 @@ def warp_barrier() -> None:
     """Wait for all threads of the warp. The compiler does not move earlier loads behind it."""
 
 
+@instruction(
+    "{ .reg .pred p; setp.gt.f32 p, $1, $2; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }",
+    "r",
+    "ff",
+    ordered=True,
+)
+def any_above(a: float, b: float) -> int:
+    """1 if a > b in any thread of the warp, otherwise 0."""
+
+
 @instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "f", "fr", ordered=True)
 def shuffle_xor(value: float, mask: int) -> float:
     """The float32 of the lane whose number is this lane's xor `mask`."""

@@ -21,6 +21,7 @@ from kukri.runtime.cuda.ptx import (
     and_or,
     and_where_else_xor,
     and_xor,
+    any_above,
     as_float,
     as_int,
     atomic_add,
@@ -36,9 +37,13 @@ from kukri.runtime.cuda.ptx import (
     cluster_barrier,
     commit_copies,
     copy_async,
+    copy_async_2,
+    copy_async_4,
+    copy_async_8,
     cosine,
     cycles,
     div_f32,
+    div_near,
     div_u32,
     exp2,
     fence,
@@ -81,6 +86,7 @@ from kukri.runtime.cuda.ptx import (
     mma_s8,
     mma_s8_k16,
     multiply_add,
+    multiply_add_wide,
     pack_f16,
     pass_turn,
     permute_bytes,
@@ -146,7 +152,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group` and `chain`
-WORDS, FLOATS = 19, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 19, 18  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -188,7 +194,7 @@ def real(a, b, c, out):
     """Instructions whose result is a float. Of 32 threads."""
     i = 4 * thread()
     x, y = load_float(a + i), load_float(b + i)
-    out = out + 17 * i
+    out = out + 18 * i
     store_float(out, maximum(x, y))
     store_float(out + 4, minimum(x, y))
     store_float(out + 8, absolute(x))
@@ -208,6 +214,7 @@ def real(a, b, c, out):
     store_float(out + 60, shuffle(x, (thread() * 7 + 3) & 31))
     warp_barrier()
     store_float(out + 64, load_constant(c + i))
+    store_float(out + 68, div_near(x, y))
 
 
 def loads(source, out):
@@ -294,6 +301,27 @@ def fetches(source, out):
     store_words(out + 32 * t, *w[()])
     w[()] = ldmatrix_transposed(shared() + 16 * t)
     store_words(out + 32 * t + 16, *w[()])
+
+
+def copies(source, out):
+    """ROWS copies a thread, and who of a warp has a large first number. Of 256 threads."""
+    t = thread()
+    at = multiply_add_wide(t, 16, source)
+    to = shared() + 16 * (t & 512 // ROWS - 1) + 8192 * (t // (512 // ROWS))
+    if ROWS == 2:
+        copy_async_2(to, at)
+    elif ROWS == 4:
+        copy_async_4(to, at)
+    else:
+        copy_async_8(to, at)
+    commit_copies()
+    wait_copies()
+    barrier()
+    f = registers(4)
+    for i in static(ROWS):
+        f[()] = load_shared4(shared() + 4096 * i + 16 * t)
+        store_float4(out + 4096 * i + 16 * t, *f[()])
+    store_int(out + 4096 * ROWS + 4 * t, any_above(load_float(at), 2.5))
 
 
 def products(a, b, c, c_whole, out):
@@ -562,7 +590,7 @@ def check_real(launch: Launch) -> None:
     }
     for k, e in exact.items():
         np.testing.assert_array_equal(out[:, k], e.astype(np.float32), f"result {k} of real")
-    near = {3: np.exp2(x), 4: np.log2(np.abs(x)), 5: 1 / np.sqrt(np.abs(x))}
+    near = {3: np.exp2(x), 4: np.log2(np.abs(x)), 5: 1 / np.sqrt(np.abs(x)), 17: a / b}
     for k, e in near.items():
         np.testing.assert_allclose(out[:, k], e, 1e-6, 1e-6, err_msg=f"result {k} of real")
     np.testing.assert_allclose(out[:, 8:10], np.stack([np.cos(angle), np.sin(angle)], 1), 0, 2.0**-19)
@@ -592,6 +620,19 @@ def check_shares(launch: Launch) -> None:
     np.testing.assert_array_equal(out[1024:].reshape(64, 5), expected[:, :5])
     expected[:, 6:12] = 0  # what copies left out
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
+
+
+def check_copies(launch: Launch) -> None:
+    for n in (2, 4, 8):
+        source = np.random.default_rng(4).standard_normal((n, n // 2, 2048 // n)).astype(np.float32)
+        out = np.zeros(1024 * n + 256, np.float32)
+        launch(copies, (1,), 256, [source, out], 4096 * n, {"ROWS": n})
+        np.testing.assert_array_equal(out[: 1024 * n], source.transpose(1, 0, 2).reshape(-1))
+        large = source.reshape(-1)[:1024:4].reshape(8, 32).max(1) > 2.5
+        assert 0 < large.sum() < 8
+        np.testing.assert_array_equal(
+            out[1024 * n :].view(np.int32).reshape(8, 32), large[:, None] * np.ones(32)
+        )
 
 
 def check_fetches(launch: Launch) -> None:
@@ -762,12 +803,12 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow, check_flagged, check_turns]
+CHECKS += [check_copies, check_longs, check_awaits, check_narrow, check_flagged, check_turns]
 # For cards of compute capability 9.0.
 WARPGROUP_CHECKS = [check_group_products, check_chained_products, check_products_of_both]
 WARPGROUP_CHECKS += [check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
-CHECKED += [flagged, chain, turns, both]
+CHECKED += [flagged, chain, turns, both, copies]
 
 
 def on_the_card(device: Any) -> Launch:

@@ -287,6 +287,7 @@ _WARP = {
     "shuffle_xor": _shuffle_xor,
     "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
+    "any_above": lambda operands: [int(any(a > b for a, b in operands))] * 32,
     "warp_max_u32": lambda operands: [max(o[0] & 0xFFFFFFFF for o in operands)] * 32,
     "warp_sum_s32": lambda operands: [sum(o[0] for o in operands)] * 32,
     "ldmatrix": _load_matrices,

@@ -20,13 +20,16 @@ from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     add_words,
+    any_above,
     barrier,
     block_x,
     block_y,
     blocks_y,
     commit_copies,
-    copy_async,
-    div_f32,
+    copy_async_2,
+    copy_async_4,
+    copy_async_8,
+    div_near,
     div_u32,
     exp2,
     fence_async_proxy,
@@ -34,9 +37,11 @@ from ...ptx import (
     load_float2,
     load_int,
     maximum,
+    multiply_add_wide,
     pack_f16,
     pass_turn,
     shared,
+    shift_left,
     shift_right,
     shuffle_xor,
     store_float,
@@ -111,25 +116,31 @@ def values_at(tiles, stage):
 
 
 @device
-def fetch(to, row, piece, part):
+def fetch(to, row, piece, source):
     """Start copying the keys or the values of a page to shared memory, by 256 threads, as float16.
 
-    A thread copies 16-byte piece number `piece` of a row and of further rows; `to` is where the first goes.
+    A thread copies 16-byte piece number `piece` of a row and of further rows; `to` is where the first goes,
+    `source` where it is in the page (fp16) or the page itself (codes).
     """
-    for i in static(HD // 32):
-        place = to + i * (262144 // HD)
-        if KV == 16:
-            copy_async(place, part + (16 * thread() + 4096 * i), 16)
+    if KV == 16:
+        if HD == 256:
+            copy_async_8(to, source)
+        elif HD == 128:
+            copy_async_4(to, source)
         else:
-            store_halves(place, *load_eight(part, row + i * (2048 // HD), 8 * piece))
+            copy_async_2(to, source)
+    else:
+        for i in static(HD // 32):
+            place = to + i * (262144 // HD)
+            store_halves(place, *load_eight(source, row + i * (2048 // HD), 8 * piece))
 
 
 @device
 def next_stage(stage):
-    """The number of the stage behind one."""
-    stage = stage + 1
+    """The number of the stage behind one, in 32 bits."""
+    stage = add_words(stage, 1)
     if stage == STAGES:
-        stage = 0
+        stage = add_words(0, 0)
     return stage
 
 
@@ -139,15 +150,19 @@ def probabilities(score: registers((8, 4)), best: registers(2), total: registers
     it is by more than GROWTH.
     """
     shrink = registers(2, 1.0)
+    highest = registers(2)
     for r in static(2):
-        highest = best[r]
+        highest[r] = best[r]
         for n in static(8):
-            highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
-        highest = quad_maximum(highest)
-        if highest - best[r] > GROWTH:
-            shrink[r] = exp2(best[r] - highest)
-            best[r] = highest
-            total[r] = total[r] * shrink[r]
+            highest[r] = maximum(highest[r], maximum(score[n, 2 * r], score[n, 2 * r + 1]))
+    if any_above(maximum(highest[0] - best[0], highest[1] - best[1]), GROWTH):
+        for r in static(2):
+            highest[r] = quad_maximum(highest[r])
+            if highest[r] - best[r] > GROWTH:
+                shrink[r] = exp2(best[r] - highest[r])
+                best[r] = highest[r]
+                total[r] = total[r] * shrink[r]
+    for r in static(2):
         for n in static(8):
             for i in static(2):
                 score[n, 2 * r + i] = exp2(score[n, 2 * r + i] - best[r])
@@ -164,12 +179,12 @@ def masked(score: registers((8, 4)), scores: ScoreArguments, page, lowest, last)
         for n in static(8):
             for i in static(4):
                 score[n, i] = scores.softcap * tanh(score[n, i])
-    begins = 64 * page
+    begins = shift_left(page, 6)
     for r in static(2):
-        position = lowest + shift_right(thread() & 31, 2) + 8 * r
+        position = add_words(lowest, shift_right(thread() & 31, 2) + 8 * r)
         if position > last:  # a row that was added and repeats the last one
             position = last
-        if begins + 63 > lowest:
+        if add_words(begins, 63) > lowest:
             ahead = add_words(position - begins - 2 * (thread() & 3), 0)  # in 32 bits
             for n in static(8):
                 for i in static(2):
@@ -222,8 +237,8 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     last = load_int(args.cache.positions + 4 * (args.rows - 1))
     if last > first + (128 // HEADS - 1):
         last = first + (128 // HEADS - 1)
-    at = window_start(first, args.scores.window) >> 6
-    end = (last >> 6) + 1
+    at = shift_right(add_words(window_start(first, args.scores.window), 0), 6)  # pages, in 32 bits
+    end = add_words(shift_right(last, 6), 1)
     if HEADS == 2:
         head = add_words(2 * block_x(), group)  # in 32 bits, as other numbers that are needed to the end
     else:
@@ -240,22 +255,25 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     row = div_u32(t, HD // 8)
     piece = t - row * (HD // 8)
     to = tiles + (shift_right(piece, 3) * 8192 + 128 * row + 16 * ((piece & 7) ^ (row & 7)))
+    # A thread's first piece of the head's part of page 0, and the bytes from a page to the next.
+    part = 16 * t if KV == 16 else 0
+    keys = head_in_page(args.cache.keys, 0, kv_head, args.kv_heads) + part
+    values = head_in_page(args.cache.values, 0, kv_head, args.kv_heads) + part
+    page_bytes = add_words(head_in_page(0, 1, 0, args.kv_heads), 0)
     page = load_int(block_table + 4 * at)
     ahead = page  # the page to fetch next
-    if at + 1 < end:
+    if add_words(at, 1) < end:
         ahead = load_int(block_table + 4 * (at + 1))
-    fetch(to, row, piece, head_in_page(args.cache.keys, page, kv_head, args.kv_heads))
+    fetch(to, row, piece, multiply_add_wide(page, page_bytes, keys))
     if STAGES > 2:
-        fetch(values_at(to, 0), row, piece, head_in_page(args.cache.values, page, kv_head, args.kv_heads))
+        fetch(values_at(to, 0), row, piece, multiply_add_wide(page, page_bytes, values))
     commit_copies()
     if STAGES > 2:
-        if at + 1 < end:
-            fetch(keys_at(to, 1), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
-            fetch(
-                values_at(to, 1), row, piece, head_in_page(args.cache.values, ahead, kv_head, args.kv_heads)
-            )
+        if add_words(at, 1) < end:
+            fetch(keys_at(to, 1), row, piece, multiply_add_wide(ahead, page_bytes, keys))
+            fetch(values_at(to, 1), row, piece, multiply_add_wide(ahead, page_bytes, values))
         commit_copies()
-        if at + 2 < end:
+        if add_words(at, 2) < end:
             ahead = load_int(block_table + 4 * (at + 2))
 
     # Queries stay in registers, or where heads are too large for that in shared memory, 64 rows a warpgroup.
@@ -300,36 +318,33 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
     if TURNS:
         wait_copies()
         fence_async_proxy()
-        if group == 1 and at + 1 < end:
+        if group == 1 and add_words(at, 1) < end:
             pass_turn(1)
     if STAGES > 2:
-        if at + 2 < end:
-            fetch(keys_at(to, 2), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
-            fetch(
-                values_at(to, 2), row, piece, head_in_page(args.cache.values, ahead, kv_head, args.kv_heads)
-            )
+        if add_words(at, 2) < end:
+            fetch(keys_at(to, 2), row, piece, multiply_add_wide(ahead, page_bytes, keys))
+            fetch(values_at(to, 2), row, piece, multiply_add_wide(ahead, page_bytes, values))
         commit_copies()
-        if at + 3 < end:
+        if add_words(at, 3) < end:
             ahead = load_int(block_table + 4 * (at + 3))
     else:
-        fetch(values_at(to, 0), row, piece, head_in_page(args.cache.values, page, kv_head, args.kv_heads))
-        if at + 1 < end:
-            fetch(keys_at(to, 1), row, piece, head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads))
+        fetch(values_at(to, 0), row, piece, multiply_add_wide(page, page_bytes, values))
+        if add_words(at, 1) < end:
+            fetch(keys_at(to, 1), row, piece, multiply_add_wide(ahead, page_bytes, keys))
         commit_copies()
         page = ahead
-        if at + 2 < end:
+        if add_words(at, 2) < end:
             ahead = load_int(block_table + 4 * (at + 2))
     score[()] = wgmma_result_64(*score[()])
     score[()] = masked(*score[()], args.scores, at, lowest, last)
     score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
     p[()] = packed(*score[()])
-    held = 0  # the stage whose values are next
-    i = at
-    while i + 1 < end:
-        i = i + 1
-        values = values_at(tiles, held)
+    held = add_words(0, 0)  # the stage whose values are next
+    while add_words(at, 1) < end:
+        at = add_words(at, 1)
+        values_tile = values_at(tiles, held)
         held = next_stage(held)
-        keys = keys_at(tiles, held)
+        keys_tile = keys_at(tiles, held)
         if TURNS:
             wait_for_turn(1 + group)
         else:
@@ -340,62 +355,42 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
             fence_async_proxy()
             barrier()
         if HD <= 128:
-            score[()] = wgmma_product_64(*query[0], keys)
+            score[()] = wgmma_product_64(*query[0], keys_tile)
             if HD == 128:
-                score[()] = wgmma_64(*score[()], *query[1], keys + 8192)
-                acc[()] = wgmma_turned_128(*acc[()], *p[()], values)
+                score[()] = wgmma_64(*score[()], *query[1], keys_tile + 8192)
+                acc[()] = wgmma_turned_128(*acc[()], *p[()], values_tile)
             else:
-                acc[()] = wgmma_turned_64(*acc[()], *p[()], values)
+                acc[()] = wgmma_turned_64(*acc[()], *p[()], values_tile)
         else:
-            score[()] = wgmma_shared_product_64(queries, keys)
+            score[()] = wgmma_shared_product_64(queries, keys_tile)
             for k in static(1, HD // 64):
-                score[()] = wgmma_shared_64(*score[()], queries + 8192 * k, keys + 8192 * k)
-            acc[()] = wgmma_turned_256(*acc[()], *p[()], values)
+                score[()] = wgmma_shared_64(*score[()], queries + 8192 * k, keys_tile + 8192 * k)
+            acc[()] = wgmma_turned_256(*acc[()], *p[()], values_tile)
         if TURNS:
             wait_copies()  # for the next page
             fence_async_proxy()
-            if group == 0 or i + 1 < end:
+            if group == 0 or add_words(at, 1) < end:
                 pass_turn(2 - group)
         if STAGES > 2:
             # No warpgroup multiplies values of the third page before this one any more.
-            if i + 2 < end:
+            if add_words(at, 2) < end:
                 after = next_stage(next_stage(held))
-                fetch(
-                    keys_at(to, after),
-                    row,
-                    piece,
-                    head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads),
-                )
-                fetch(
-                    values_at(to, after),
-                    row,
-                    piece,
-                    head_in_page(args.cache.values, ahead, kv_head, args.kv_heads),
-                )
+                fetch(keys_at(to, after), row, piece, multiply_add_wide(ahead, page_bytes, keys))
+                fetch(values_at(to, after), row, piece, multiply_add_wide(ahead, page_bytes, values))
             commit_copies()
-            if i + 3 < end:
-                ahead = load_int(block_table + 4 * (i + 3))
+            if add_words(at, 3) < end:
+                ahead = load_int(block_table + 4 * (at + 3))
         else:
             # Nor keys of the page before this one, or values of the one before that.
-            fetch(
-                values_at(to, held),
-                row,
-                piece,
-                head_in_page(args.cache.values, page, kv_head, args.kv_heads),
-            )
-            if i + 1 < end:
-                fetch(
-                    keys_at(to, 1 - held),
-                    row,
-                    piece,
-                    head_in_page(args.cache.keys, ahead, kv_head, args.kv_heads),
-                )
+            fetch(values_at(to, held), row, piece, multiply_add_wide(page, page_bytes, values))
+            if add_words(at, 1) < end:
+                fetch(keys_at(to, 1 - held), row, piece, multiply_add_wide(ahead, page_bytes, keys))
             commit_copies()
             page = ahead
-            if i + 2 < end:
-                ahead = load_int(block_table + 4 * (i + 2))
+            if add_words(at, 2) < end:
+                ahead = load_int(block_table + 4 * (at + 2))
         score[()] = wgmma_early_result_64(*score[()])
-        score[()] = masked(*score[()], args.scores, i, lowest, last)
+        score[()] = masked(*score[()], args.scores, at, lowest, last)
         score[()], best[()], total[()], shrink[()] = probabilities(*score[()], *best[()], *total[()])
         if HD == 256:
             acc[()] = wgmma_late_result_256(*acc[()], total[0] + total[1])
@@ -407,19 +402,19 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
         if shrink[0] + shrink[1] < 2.0:
             for n in static(HD // 2):
                 acc[n] = acc[n] * shrink[(n // 2) % 2]
-    values = values_at(tiles, held)
+    values_tile = values_at(tiles, held)
     if STAGES == 2:
         wait_copies()
         fence_async_proxy()
         barrier()
     if HD == 256:
-        acc[()] = wgmma_turned_256(*acc[()], *p[()], values)
+        acc[()] = wgmma_turned_256(*acc[()], *p[()], values_tile)
         acc[()] = wgmma_result_256(*acc[()])
     elif HD == 128:
-        acc[()] = wgmma_turned_128(*acc[()], *p[()], values)
+        acc[()] = wgmma_turned_128(*acc[()], *p[()], values_tile)
         acc[()] = wgmma_result_128(*acc[()])
     else:
-        acc[()] = wgmma_turned_64(*acc[()], *p[()], values)
+        acc[()] = wgmma_turned_64(*acc[()], *p[()], values_tile)
         acc[()] = wgmma_result_64(*acc[()])
     for r in static(2):
         total[r] = quad_sum(total[r])
@@ -428,9 +423,9 @@ def prefill_attention_sm90(args: WidePrefillAttentionArguments) -> None:
             sink = load_constant(args.scores.sinks + 4 * head)
             highest = maximum(best[r], sink)
             shrunk = exp2(best[r] - highest)
-            inverse = div_f32(shrunk, total[r] * shrunk + exp2(sink - highest))
+            inverse = div_near(shrunk, total[r] * shrunk + exp2(sink - highest))
         else:
-            inverse = div_f32(1.0, total[r])
+            inverse = div_near(1.0, total[r])
         if HALVES:
             # Column 4s + j + 2k of 16 becomes 8j + 2s + k: columns 2t and 2t + 1 of 8, which lane t of four
             # has, become t and 8 + t. So lanes exchange one of them, and each stores two neighbours.

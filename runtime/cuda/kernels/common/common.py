@@ -11,6 +11,7 @@ from ...ptx import (
     as_int,
     bits_and,
     div_f32,
+    div_near,
     exp2,
     launch_dependents,
     maximum,
@@ -67,20 +68,20 @@ def warp_maximum(value):
 @device
 def sigmoid(x):
     """1 / (1 + e^-x)."""
-    return div_f32(1.0, 1.0 + exp2(x * -1.4426950408889634))
+    return div_near(1.0, 1.0 + exp2(x * -1.4426950408889634))
 
 
 @device
 def tanh(x):
     """tanh(x), as 1 - 2 / (1 + e^2x)."""
-    return 1.0 - div_f32(2.0, 1.0 + exp2(x * 2.8853900817779268))
+    return 1.0 - div_near(2.0, 1.0 + exp2(x * 2.8853900817779268))
 
 
 @device
 def error_function(x):
     """erf within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     a = absolute(x)
-    t = div_f32(1.0, 1.0 + a * 0.3275911)
+    t = div_near(1.0, 1.0 + a * 0.3275911)
     p = ((((t * 1.061405429 - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     y = 1.0 - p * exp2(a * a * -1.4426950408889634)
     if x < 0.0:

@@ -73,8 +73,10 @@ class BatchMatmulArguments(KernelArguments):
 
     `weights`, and `other` for the up matrix of a gated product, are packed matrices [n_out, 32 · blocks] with
     `tile_bytes` bytes for 16 rows (see weights/packing.py). `x` is float16 [rows, columns padded with zeros
-    to a multiple of 128] in the order of `convert_to_f16`, and `scales` float32 [rows] are what its rows are
-    to be multiplied by. `bias` is float32 [n_out], `out` float32 [rows, n_out].
+    to a multiple of 128] in the order of `convert_to_f16`, in memory that has a multiple of ROWS rows: those
+    behind the last may be anything, since they only make sums of their own, which are not stored. `scales`
+    float32 [rows] are what its rows are to be multiplied by. `bias` is float32 [n_out], `out` float32
+    [rows, n_out].
     """
 
     weights: int
@@ -132,22 +134,22 @@ def copy_weights(plane: registers(4), to, step):
 
 
 @device
-def copy_rows(source, line_stride, to, copied: registers((ROWS + 16 * GROUPS - 1) // (16 * GROUPS))):
+def copy_rows(source, line_stride, to):
     """Start to copy a thread's part of 128 columns of x, and close the group of copies of this step.
 
     A row's 64 columns are a line of eight pieces; the lines of the first 64 columns of all rows come before
     those of the others. `source` and `to` are the thread's first piece, `line_stride` is the way to the next
-    row that it copies. Of each row `copied` bytes of 16 are copied, the others are zeros.
+    row that it copies.
     """
     if 16 * GROUPS > 2 * ROWS:
         if thread() < 16 * ROWS:
-            copy_async(to, source, copied[0])
+            copy_async(to, source, 16)
     elif 16 * GROUPS > ROWS:
-        copy_async(to, source, copied[0])
+        copy_async(to, source, 16)
     else:
         for i in static(ROWS // (16 * GROUPS)):
-            copy_async(to + 2048 * GROUPS * i, source, copied[i])
-            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, copied[i])
+            copy_async(to + 2048 * GROUPS * i, source, 16)
+            copy_async(to + (128 * ROWS + 2048 * GROUPS * i), source + 128, 16)
             source = source + line_stride
     commit_copies()
 
@@ -242,12 +244,9 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         line = line & (ROWS - 1)
     line_stride = 16 * GROUPS * args.x.stride
     source = source + (base + line) * args.x.stride + 256 * begin
-    copied = registers((ROWS + 16 * GROUPS - 1) // (16 * GROUPS))
-    for i in static((ROWS + 16 * GROUPS - 1) // (16 * GROUPS)):
-        copied[i] = 16 if base + line + 16 * GROUPS * i < args.rows else 0
     for s in static(STAGES - 1):
         if begin + s < end:
-            copy_rows(source, line_stride, to + s * (256 * ROWS), *copied[()])
+            copy_rows(source, line_stride, to + s * (256 * ROWS))
         else:
             commit_copies()
         source = source + 256
@@ -304,7 +303,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         later = add_words(step, STAGES - 1)
         if later < end:
             copy_weights(*plane[()], w_tiles + (free * w_stage + 16 * lane), later)
-            copy_rows(source, line_stride, to + free * (256 * ROWS), *copied[()])
+            copy_rows(source, line_stride, to + free * (256 * ROWS))
         else:
             commit_copies()
         plane[0] = plane[0] + 64 * PLANE_0
@@ -332,9 +331,9 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     n = args.rows - base
     if n > ROWS:
         n = ROWS
-    for item in range(
-        block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), blocks_x() * (128 * GROUPS)
-    ):
+    # A `range` would divide by its step with a call: see `div_near`.
+    item = add_words(block_x() * (128 * GROUPS), t)
+    while item < n * (16 * GROUPS // (1 + GATED)):
         row = div_u32(item, 16 * GROUPS // (1 + GATED))
         column = 4 * (item & (16 * GROUPS // (1 + GATED) - 1))
         output = block_y() * (64 * GROUPS // (1 + GATED)) + column
@@ -367,4 +366,5 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
                 result[j] = gated(value[0, j], value[1, j])
             result[j] = result[j] + before[j]
         store_row(target, inside, *result[()])
+        item = add_words(item, blocks_x() * (128 * GROUPS))
     cluster_barrier()  # until all have read this block's sums

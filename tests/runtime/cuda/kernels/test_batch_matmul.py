@@ -20,6 +20,8 @@ def product(tensors, x, tile, out, bias=None, **constants):
     name, (n_out, width) = tensors[0].format.name, tensors[0].shape
     rows = [packed(t) for t in tensors]
     h, scales = as_f16(x, 1, 2)
+    behind = np.full((-len(x) % tile.ROWS, h.shape[1]), np.nan, h.dtype)  # rows that are read all the same
+    h = np.concatenate([h, behind])
     vectors = int(n_out % 4 == 0)
     arguments = [rows[0], rows[-1], rows[0].shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, len(x)]
     arguments += [0 if bias is None else bias, out, 4 * n_out]
