@@ -9,6 +9,10 @@ import numpy as np
 from ..abi.arguments import Region
 from .device import Device
 
+# Bytes behind an array that may be read: the compiler moves loads of constants, such as biases, out of loops
+# and in front of the condition that the index is inside.
+READ_AHEAD = 4096
+
 
 class Memory:
     """Allocates named regions of GPU memory at their first use, filled with zeros.
@@ -45,9 +49,9 @@ class Memory:
         return self._vectors[key][1]
 
     def array(self, values: np.ndarray) -> int:
-        """Upload an array to memory of its own; returns the address."""
+        """Upload an array to memory of its own, with READ_AHEAD bytes behind it; returns the address."""
         values = np.ascontiguousarray(values)
-        address = self.zeros(values.nbytes)
+        address = self.zeros(values.nbytes + READ_AHEAD)
         self._device.upload(address, values)
         self._device.wait()
         return address
