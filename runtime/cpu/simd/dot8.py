@@ -173,8 +173,9 @@ class _PairSums:
             word, signs = word
             if LANES == 8:
                 x = call(b, "llvm.x86.avx2.psign.b", I8V, x, signs)
-            else:
-                x = b.select(signs, b.neg(x), x)
+            else:  # a masked vpsubb; LLVM would share the negation, and need a blend for each panel as well
+                own, word = keep_order(b, [x, word])
+                x = b.select(signs, b.neg(own), own)
         name = "llvm.x86.avx2.pmadd.ub.sw" if LANES == 8 else "llvm.x86.avx512.pmaddubs.w.512"
         product = call(b, name, I16V, word, x)
         before = self._narrow[cell]
