@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import MoE, Program
+from ..ops import Buffer, MoE, Program
 from ..ops.buffer import buffers_of
+from .abi.records import EXCHANGE, INSTRUCTION
+from .kernels import ANSWER_ROWS, AWAIT_ROWS
 from .machine import CpuMachine, default_threads
 from .team import Team
+
+IDLE_SECONDS = 2e-3  # that threads spin behind a step, while the other machine ends it and begins the next
+PATIENCE = 1 << 26  # reads of a flag, some ten seconds, before a thread gives the other machine up
+
+
+class MixtureRows(NamedTuple):
+    """What a mixture reads and writes, float32 [rows, width] each: its input, the numbers and weights of the
+    experts that the router has chosen, and its output."""
+
+    x: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray
+    out: np.ndarray
 
 
 class CpuExperts:
     """The experts of `mixtures`, repacked for the CPU, and a team of threads for all of them.
 
-    `max_rows` is the most rows of a step; `threads`, `release` and `progress` are as for CpuMachine. Not
-    thread-safe.
+    `max_rows` is the most rows of a step; `threads`, `release` and `progress` are as for CpuMachine. All
+    mixtures have their rows in one memory, which `allocate` gives (uint8 [bytes], zeros), such as memory that a
+    GPU reads and writes, too. Not thread-safe.
+
+    Mixtures are run one by one, or all in turn by `exchange`. Then whoever writes their rows tells that by
+    `asked`, int64 [rows, 8], whose first column has the number of the last exchange for which a row is there,
+    and is told by `answered`, int64 [8], whose first is the number of the last exchange whose output is there.
     """
 
     def __init__(
@@ -27,11 +48,23 @@ class CpuExperts:
         threads: int | None = None,
         release: Callable[[QTensor], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        allocate: Callable[[int], np.ndarray] | None = None,
     ) -> None:
-        self._team = Team(threads or default_threads())
+        self._max_rows = max_rows
+        self._allocate = allocate or (lambda n_bytes: np.zeros(n_bytes, np.uint8))
+        self._buffers: dict[tuple[str, int], np.ndarray] = {}  # by what they are for and their width
+        flags = self._zeros(max_rows + 1, 64).view(np.int64)
+        self.asked, self.answered = flags[:-1], flags[-1]
+        self._first, self._failed = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self._team = Team(threads or default_threads(), IDLE_SECONDS)
         self._machines: dict[int, CpuMachine] = {}  # by `id` of the op
+        self._rows = {id(mixture): self._rows_of(mixture) for mixture in mixtures}
+        self._exchanges = [self._exchange_of(i, mixture) for i, mixture in enumerate(mixtures)]
+        self._tables: dict[int, np.ndarray] = {}  # the instructions of `exchange`, by `id` of those of a mixture
         try:
             for mixture in mixtures:
+                rows = self._rows[id(mixture)]
+                buffers = mixture.x, mixture.experts, mixture.routing_weights, mixture.out
                 self._machines[id(mixture)] = CpuMachine(
                     program_of(mixture),
                     1,
@@ -39,7 +72,9 @@ class CpuExperts:
                     release=release,
                     progress=progress,
                     team=self._team,
+                    given={b.name: given for b, given in zip(buffers, rows, strict=True)},
                 )
+            self._instructions(1)
         except BaseException:
             self.close()
             raise
@@ -50,21 +85,85 @@ class CpuExperts:
         return self._team.n_threads
 
     def __contains__(self, mixture: MoE) -> bool:
-        return id(mixture) in self._machines
+        return id(mixture) in self._rows
 
-    def run(self, mixture: MoE, x: np.ndarray, experts: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The op's output, float32 [rows, outputs], valid until it is run again.
+    def rows(self, mixture: MoE) -> MixtureRows:
+        """The memory of the rows that a mixture reads and writes."""
+        return self._rows[id(mixture)]
 
-        `x` is float32 [rows, inputs], `experts` and `weights`, float32 [rows, top k], are what the router has
-        chosen.
+    def run(self, mixture: MoE, n_rows: int) -> None:
+        """Compute a mixture's output of the first `n_rows` rows."""
+        self._machines[id(mixture)].transform(n_rows, n_rows)
+
+    def exchange(self, first: int, n_rows: int, n_logits: int) -> bool:
+        """Compute all mixtures in turn, each as soon as its rows are there: for a step of so many rows, in which
+        the mixture number i has the exchange number `first` + i, more than that of any exchange before it.
+
+        False if rows have not come in a long time; they count as answered then.
         """
-        return self._machines[id(mixture)].transform([x, experts, weights])[0]
+        self._first[0] = first
+        machine = next(iter(self._machines.values()))
+        machine.transform(n_rows, n_logits, self._instructions(n_rows))
+        failed, self._failed[0] = bool(self._failed[0]), 0
+        return not failed
+
+    def let_go(self, last: int) -> None:
+        """Answer all exchanges up to this number, whatever the output is."""
+        self.answered[0] = last
 
     def close(self) -> None:
         """End the threads and free the memory. A later `run` raises RuntimeError."""
         for machine in self._machines.values():
             machine.close()
         self._team.close()
+
+    def _zeros(self, n_rows: int, row_bytes: int) -> np.ndarray:
+        return self._allocate(n_rows * row_bytes).reshape(n_rows, row_bytes)
+
+    def _rows_of(self, mixture: MoE) -> MixtureRows:
+        # Kernels write whole vectors of 64 bytes of x and the output, and no more than they ought to of others.
+        def shared(name: str, buffer: Buffer, step: int) -> np.ndarray:
+            key = name, buffer.width
+            if key not in self._buffers:
+                row_bytes = -(-4 * buffer.width // step) * step
+                self._buffers[key] = self._zeros(self._max_rows, row_bytes).view(np.float32)
+            return self._buffers[key]
+
+        x = shared("x", mixture.x, 64)
+        out = x if mixture.out is mixture.x else shared("out", mixture.out, 64)
+        weights = shared("weights", mixture.routing_weights, 4)
+        return MixtureRows(x, shared("experts", mixture.experts, 4), weights, out)
+
+    def _exchange_of(self, index: int, mixture: MoE) -> np.ndarray:
+        """EXCHANGE [1] of the mixture of this number."""
+        record = np.zeros(1, EXCHANGE)
+        record["asked"], record["answered"] = self.asked.ctypes.data, self.answered.ctypes.data
+        record["first"], record["index"] = self._first.ctypes.data, index
+        record["failed"], record["patience"] = self._failed.ctypes.data, PATIENCE
+        record["on_logits_rows"], record["give_way"] = mixture.x.logits_rows, self._team.give_way
+        return record
+
+    def _instructions(self, n_rows: int) -> np.ndarray:
+        """INSTRUCTION [n] of all mixtures in a step of so many rows: what each awaits, its own, its answer."""
+        steps = [machine.steps_of(n_rows) for machine in self._machines.values()]
+        key = id(steps[0].instructions)
+        if key not in self._tables:
+            parts = []
+            for (before, behind), step in zip(map(_ends, self._exchanges), steps, strict=True):
+                assert (step.row_tile, step.expert_tile) == (steps[0].row_tile, steps[0].expert_tile)
+                parts += [before, step.instructions, behind]
+            table = np.concatenate(parts)
+            table[-1]["barrier"] = True  # thread 0 returns only when all threads have finished
+            self._tables[key] = table
+        return self._tables[key]
+
+
+def _ends(exchange: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """INSTRUCTION [1] in front of a mixture, and behind it."""
+    ends = np.zeros((2, 1), INSTRUCTION)
+    ends["kernel"] = [[AWAIT_ROWS.address], [ANSWER_ROWS.address]]
+    ends["arguments"] = exchange.ctypes.data
+    return ends[0], ends[1]
 
 
 def program_of(mixture: MoE) -> Program:
