@@ -33,12 +33,12 @@ class CpuExperts:
     """The experts of `mixtures`, repacked for the CPU, and a team of threads for all of them.
 
     `max_rows` is the most rows of a step; `threads`, `release` and `progress` are as for CpuMachine. All
-    mixtures have their rows in one memory, which `allocate` gives (uint8 [bytes], zeros), such as memory that a
+    mixtures have their rows in one memory, which `allocate` gives (uint8 [bytes]), such as memory that a
     GPU reads and writes, too. Not thread-safe.
 
     Mixtures are run one by one, or all in turn by `exchange`. Then whoever writes their rows tells that by
-    `asked`, int64 [rows, 8], whose first column has the number of the last exchange for which a row is there,
-    and is told by `answered`, int64 [8], whose first is the number of the last exchange whose output is there.
+    `asked`, the number of the last exchange whose rows are there, and is told by `answered`, the number of the last
+    exchange whose output is there. `report` is for its errors. All are int64 [1].
     """
 
     def __init__(
@@ -53,8 +53,7 @@ class CpuExperts:
         self._max_rows = max_rows
         self._allocate = allocate or (lambda n_bytes: np.zeros(n_bytes, np.uint8))
         self._buffers: dict[tuple[str, int], np.ndarray] = {}  # by what they are for and their width
-        flags = self._zeros(max_rows + 1, 64).view(np.int64)
-        self.asked, self.answered = flags[:-1], flags[-1]
+        self.asked, self.answered, self.report = self._zeros(3, 64).view(np.int64)[:, :1]
         self._first, self._failed = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._team = Team(threads or default_threads(), IDLE_SECONDS)
         self._machines: dict[int, CpuMachine] = {}  # by `id` of the op
@@ -101,11 +100,10 @@ class CpuExperts:
 
         False if rows have not come in a long time; they count as answered then.
         """
-        self._first[0] = first
+        self._first[0], self._failed[0] = first, 0
         machine = next(iter(self._machines.values()))
         machine.transform(n_rows, n_logits, self._instructions(n_rows))
-        failed, self._failed[0] = bool(self._failed[0]), 0
-        return not failed
+        return not self._failed[0]
 
     def let_go(self, last: int) -> None:
         """Answer all exchanges up to this number, whatever the output is."""
@@ -118,7 +116,9 @@ class CpuExperts:
         self._team.close()
 
     def _zeros(self, n_rows: int, row_bytes: int) -> np.ndarray:
-        return self._allocate(n_rows * row_bytes).reshape(n_rows, row_bytes)
+        memory = self._allocate(n_rows * row_bytes)
+        memory[:] = 0
+        return memory.reshape(n_rows, row_bytes)
 
     def _rows_of(self, mixture: MoE) -> MixtureRows:
         # Kernels write whole vectors of 64 bytes of x and the output, and no more than they ought to of others.

@@ -378,11 +378,11 @@ TEAM = record(
 # AWAIT_ROWS, ANSWER_ROWS: a mixture of experts whose rows another processor writes and whose output it reads
 # (kernels/common/exchange.py). Each exchange has a number, one more than that of the exchange before it.
 EXCHANGE = record(
-    "asked",  # int64 [rows, 8]: the number of the last exchange for which each row has been written
+    "asked",  # int64 [1]: the number of the last exchange whose rows have been written
     "answered",  # int64 [1]: the number of the last exchange whose output is complete
     "first",  # int64 [1]: the number of the step's first exchange
     "index",  # what this one has on top of it
-    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "on_logits_rows",  # boolean: if no row's logits are computed, there is no exchange
     "failed",  # int64 [1]: 1 once a thread has waited in vain, after which none waits
     "patience",  # reads of `asked` before a thread gives up
     "give_way",  # address of the C function that yields the processor; 0: none

@@ -14,7 +14,6 @@ from ...abi.records import EXCHANGE
 from .access import record_reader, step_at
 
 exchange_at = record_reader(EXCHANGE)
-FLAG_BYTES = 64  # from one flag to the next
 SPINS = 2000  # reads of a flag before yielding the processor, which another thread may need
 
 
@@ -36,11 +35,10 @@ def _wait_for(flag: int, number: int, a: Any) -> None:
 
 @kernel
 def await_rows(arguments: int, step: int, thread: int) -> None:
-    """Wait until all rows of this exchange have been written. Every thread waits for itself."""
+    """Wait until the rows of this exchange have been written. Every thread waits for itself."""
     a, s = exchange_at(arguments), step_at(step)
-    number = atomic_load(a.first) + a.index
-    for row in range(s.n_logits if a.on_logits_rows else s.n_rows):
-        _wait_for(a.asked + FLAG_BYTES * row, number, a)
+    if s.n_logits > 0 or not a.on_logits_rows:
+        _wait_for(a.asked, atomic_load(a.first) + a.index, a)
 
 
 @kernel
