@@ -47,8 +47,8 @@ class Region:
 class Arena:
     """Allocates named buffers and constants for kernels, zeroed and aligned to 64 bytes.
 
-    Pages that are never touched take no physical memory. Everything lives as long as the arena. Matrices whose
-    names are in `given`, float32 [rows, width], have that memory.
+    Pages that are never touched take no physical memory. Everything lives as long as the arena. A matrix
+    whose name is in `given`, float32 [rows, width], has that memory.
     """
 
     def __init__(self, n_threads: int, given: Mapping[str, np.ndarray] | None = None) -> None:
@@ -66,7 +66,8 @@ class Arena:
             memory = self._given.get(name)
             if memory is None:
                 memory = self._zeros(n_rows * (-(-row_bytes // 64) * 64)).view(np.float32).reshape(n_rows, -1)
-            assert len(memory) >= n_rows and memory.strides[0] >= row_bytes
+            assert len(memory) >= n_rows
+            assert memory.strides[0] >= row_bytes
             self._arrays[name] = memory
             self._regions[name] = Region(name, memory.ctypes.data, memory.strides[0])
         return self._regions[name]

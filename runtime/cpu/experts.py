@@ -11,6 +11,7 @@ from ...quant.block import QTensor
 from ..ops import Buffer, MoE, Program
 from ..ops.buffer import buffers_of
 from .abi.records import EXCHANGE, INSTRUCTION
+from .arena import Arena
 from .kernels import ANSWER_ROWS, AWAIT_ROWS
 from .machine import CpuMachine, default_threads
 from .team import Team
@@ -37,8 +38,8 @@ class CpuExperts:
     GPU reads and writes, too. Not thread-safe.
 
     Mixtures are run one by one, or all in turn by `exchange`. Then whoever writes their rows tells that by
-    `asked`, the number of the last exchange whose rows are there, and is told by `answered`, the number of the last
-    exchange whose output is there. `report` is for its errors. All are int64 [1].
+    `asked`, the number of the last exchange whose rows are there, and is told by `answered`, the number of
+    the last exchange whose output is there. `report` is for its errors. All are int64 [1].
     """
 
     def __init__(
@@ -57,13 +58,14 @@ class CpuExperts:
         self._first, self._failed = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._team = Team(threads or default_threads(), IDLE_SECONDS)
         self._machines: dict[int, CpuMachine] = {}  # by `id` of the op
+        self._arenas: dict[str, Arena] = {}  # mixtures of one shape compute in the same memory
         self._rows = {id(mixture): self._rows_of(mixture) for mixture in mixtures}
         self._exchanges = [self._exchange_of(i, mixture) for i, mixture in enumerate(mixtures)]
-        self._tables: dict[int, np.ndarray] = {}  # the instructions of `exchange`, by `id` of those of a mixture
+        self._tables: dict[
+            int, np.ndarray
+        ] = {}  # the instructions of `exchange`, by `id` of those of a mixture
         try:
             for mixture in mixtures:
-                rows = self._rows[id(mixture)]
-                buffers = mixture.x, mixture.experts, mixture.routing_weights, mixture.out
                 self._machines[id(mixture)] = CpuMachine(
                     program_of(mixture),
                     1,
@@ -71,7 +73,7 @@ class CpuExperts:
                     release=release,
                     progress=progress,
                     team=self._team,
-                    given={b.name: given for b, given in zip(buffers, rows, strict=True)},
+                    arena=self._arena(mixture),
                 )
             self._instructions(1)
         except BaseException:
@@ -95,8 +97,8 @@ class CpuExperts:
         self._machines[id(mixture)].transform(n_rows, n_rows)
 
     def exchange(self, first: int, n_rows: int, n_logits: int) -> bool:
-        """Compute all mixtures in turn, each as soon as its rows are there: for a step of so many rows, in which
-        the mixture number i has the exchange number `first` + i, more than that of any exchange before it.
+        """Compute all mixtures in turn, each as soon as its rows are there, in a step of so many rows.
+        Mixture number i has the exchange number `first` + i, more than that of any exchange before it.
 
         False if rows have not come in a long time; they count as answered then.
         """
@@ -121,7 +123,7 @@ class CpuExperts:
         return memory.reshape(n_rows, row_bytes)
 
     def _rows_of(self, mixture: MoE) -> MixtureRows:
-        # Kernels write whole vectors of 64 bytes of x and the output, and no more than they ought to of others.
+        # Kernels read and write whole vectors of 64 bytes of x and the output.
         def shared(name: str, buffer: Buffer, step: int) -> np.ndarray:
             key = name, buffer.width
             if key not in self._buffers:
@@ -134,6 +136,17 @@ class CpuExperts:
         weights = shared("weights", mixture.routing_weights, 4)
         return MixtureRows(x, shared("experts", mixture.experts, 4), weights, out)
 
+    def _arena(self, mixture: MoE) -> Arena:
+        """The arena of mixtures of this one's shape, in which the rows that it shares are."""
+        buffers = mixture.x, mixture.experts, mixture.routing_weights, mixture.out
+        matrices = [each[0].shape for each in (mixture.gate, mixture.up, mixture.down) if each]
+        ranks = [low.down[0].shape for low in mixture.lows]
+        shape = repr((buffers, len(mixture.down), matrices, ranks))
+        if shape not in self._arenas:
+            given = {b.name: rows for b, rows in zip(buffers, self.rows(mixture), strict=True)}
+            self._arenas[shape] = Arena(self.n_threads, given)
+        return self._arenas[shape]
+
     def _exchange_of(self, index: int, mixture: MoE) -> np.ndarray:
         """EXCHANGE [1] of the mixture of this number."""
         record = np.zeros(1, EXCHANGE)
@@ -144,7 +157,7 @@ class CpuExperts:
         return record
 
     def _instructions(self, n_rows: int) -> np.ndarray:
-        """INSTRUCTION [n] of all mixtures in a step of so many rows: what each awaits, its own, its answer."""
+        """INSTRUCTION [n] of all mixtures in a step of so many rows: of each a wait, its own, its answer."""
         steps = [machine.steps_of(n_rows) for machine in self._machines.values()]
         key = id(steps[0].instructions)
         if key not in self._tables:

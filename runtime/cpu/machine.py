@@ -17,6 +17,7 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, key_and_value_types
+from .arena import Arena
 from .kept_panels import KeptPanels
 from .key_offsets import biased_layers, key_offsets, keys_have_outliers
 from .lowering.base import MachineConfig
@@ -43,7 +44,7 @@ class CpuMachine:
     is no multiple of `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for
     an op. Not for use from two threads at once.
     Machines whose steps never overlap may share a `team`, that of the first; it ends with that machine.
-    Buffers whose names are in `given` have that memory, float32 [rows, width].
+    Such machines may also share an `arena`, if all buffers that have a name in common have one shape.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class CpuMachine:
         max_sequences: int = 1,
         team: Team | None = None,
         kept: KeptPanels | None = None,
-        given: Mapping[str, np.ndarray] | None = None,
+        arena: Arena | None = None,
     ) -> None:
         if page_size % PAGE_MULTIPLE:
             raise ValueError(
@@ -86,7 +87,7 @@ class CpuMachine:
             key_offsets=key_offsets(program) if rotates_keys else {},
             states=tuple(self.states.arrays),
         )
-        self._lowered = Lowering(program, config, release, progress, kept, given).lower()
+        self._lowered = Lowering(program, config, release, progress, kept, arena).lower()
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
             self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
             for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})

@@ -94,8 +94,8 @@ class _Workers:
 class Team:
     """`n_threads` threads, including the caller's; `run` executes a step on all of them.
 
-    Behind a step the workers spin for `idle_seconds`. Not for use from two threads at once. `close()` ends the
-    workers, as does garbage collection of the team.
+    Behind a step the workers spin for `idle_seconds`. Not for use from two threads at once. `close()` ends
+    the workers, as does garbage collection of the team.
     """
 
     def __init__(self, n_threads: int, idle_seconds: float = IDLE_SECONDS) -> None:

@@ -3,9 +3,9 @@
 A large mixture of experts has most of its weights in experts, and a token reads few of these: attention and
 all that every token passes are on the GPU, and experts where there is room for them.
 
-A step of few rows is one graph. Its launches write what a mixture reads into pinned memory, and wait there for
-the output; the host, whose threads wait for the rows, does nothing else in the meantime. So neither starts or
-ends anything between two layers (`kernels/experts/exchange.py`). A step of many rows is enqueued in pieces.
+A step of few rows is one graph. Its launches write what a mixture reads into pinned memory, and wait there
+for the output; the host's threads wait for the rows. So neither starts or ends anything between two layers
+(`kernels/experts/exchange.py`). A step of many rows is enqueued in pieces.
 """
 
 from __future__ import annotations

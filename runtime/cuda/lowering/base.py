@@ -120,9 +120,9 @@ class LaunchBuilder:
     frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
     table. `decode_rows` is the most rows of products with decode kernels. `row_inputs` is the memory, int32
     [rows], of inputs that few models have: `ends`, the length of each row's sequence, and `types`, its token
-    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes, and `host_report` is
-    the address of its word for errors. A step's are in `mixtures`, except those of a step of few rows, whose
-    launches wait for the host.
+    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes, and `host_report`
+    is the address of its word for errors. A step's are in `mixtures`, except those of a step of few rows,
+    whose launches wait for the host.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their

@@ -19,6 +19,7 @@ from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
 
+from .simulator import _staged
 from .stand_in import StandInKernels, ThreadedDevice
 
 
@@ -97,6 +98,7 @@ def test_each_says_that_the_other_has_not_come(program, hosted, feed, monkeypatc
     monkeypatch.setattr("kukri.runtime.cpu.experts.PATIENCE", 5000)
     monkeypatch.setattr(exchange, "SOON", 10)
     monkeypatch.setattr(exchange, "PATIENCE", 10)
+    _staged.cache_clear()
     machine, device = hosted(2)
     ids = np.arange(3, dtype=np.int32)
     with monkeypatch.context() as patch:
@@ -107,6 +109,7 @@ def test_each_says_that_the_other_has_not_come(program, hosted, feed, monkeypatc
         patch.setattr(machine.host, "exchange", lambda *_: True)
         with pytest.raises(CudaError, match="has waited"):
             feed(machine, PageTable(1), ids, (1,))
+    _staged.cache_clear()
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""The ends of a mixture of experts whose input another processor writes, such as a GPU, which reads the output.
+"""The ends of a mixture of experts whose input another processor writes, such as a GPU that reads its output.
 
-Both share memory, and tell each other by numbers in it how far they are. That costs a trip over the bus, where
-starting and ending work on a GPU costs many.
+Both share memory, and tell each other by numbers in it how far they are. That costs a trip over the bus,
+where starting and ending work on a GPU costs many.
 """
 
 from __future__ import annotations

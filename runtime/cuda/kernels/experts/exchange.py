@@ -31,7 +31,8 @@ class ExchangeArguments(KernelArguments):
     """Arguments of `exchange`. Rows on the card are x, float32 [rows, width], experts and weights, float32
     [rows, top], and out, float32 [rows, out_width]; the host has such rows in pinned memory. Widths are
     multiples of 4. An exchange has a number: `first` is the address of that of the step's first, int32, and
-    `index` what this one has on top of it. `asked` and `answered` are flags in pinned memory, and `errors` and `report` words of this card and of the host.
+    `index` what this one has on top of it. `asked` and `answered` are flags in pinned memory, `errors` and
+    `report` words of this card and of the host.
     """
 
     x: Region
@@ -56,8 +57,8 @@ class ExchangeArguments(KernelArguments):
 
 @device
 def wait_for_answer(address, number, errors, report):
-    """Wait until the flag has this number or a later one. Whoever has waited too long goes on without, and says
-    so: the words `errors` and `report` are 1 from then on, and later launches hardly wait."""
+    """Wait until the flag has this number or a later one. Whoever has waited too long goes on without, and
+    says so: the words `errors` and `report` are 1 from then on, and later launches hardly wait."""
     found = load_acquire(address)
     until = 0
     while found < number:
