@@ -96,6 +96,10 @@ MATMUL = record(
     "expert",  # decode: float32 [1], the expert's number; 0: there is one matrix
     "routing_weight",  # decode: float32 [1], the factor of the product
     "expert_thread_stride",  # decode: the same distance for `expert` and `routing_weight`
+    # Decode: threads partition the panels of several products together, of which this one's begin with number
+    # `pool_start` of `pool` (kernels/common/partition.py); 0: the panels of this product.
+    "pool",
+    "pool_start",
     floats=("limit", "alpha"),  # parameters of CLIPPED
 )
 
@@ -168,6 +172,10 @@ QUANTIZE = record(
     "min_rows",  # QUANTIZE_ROWS and TILE_ROWS: see MATMUL
     "max_rows",
     "rest",  # TILE_ROWS: bytes from x in bfloat16 to what that lacks; 0: x is rounded
+    # QUANTIZE_ROW: the same fields of the only product that reads the row; a thread without panels skips it.
+    "n_panels",
+    "pool",
+    "pool_start",
 )
 
 # ROUTE_ROWS: the top-k experts of each row and their routing weights.
@@ -216,6 +224,16 @@ PERMUTE = record(
     "expert_tiles",  # int32 [n_experts + 1]: first tile of each expert; then int32 [n_experts] of scratch
     "n_rows_address",  # int32 [1]: number of permuted rows, written by SORT_BY_EXPERT
     "on_logits_rows",  # boolean: only the rows whose logits are computed
+)
+
+# ADD_CHOICES: the sum of what the experts of the only row have computed, each times its weight already.
+CHOICES = record(
+    "x",  # float32 [n, width]
+    "x_stride",
+    "n",
+    "out",  # float32 [width]
+    "width",  # a multiple of LANES
+    "on_logits_rows",  # boolean: nothing to do if no row's logits are computed
 )
 
 # KV_STORES, PREFILL_ATTENTIONS, DECODE_ATTENTIONS, MERGE_SPLITS, MERGE_ROWS.

@@ -66,6 +66,7 @@ SOFT_CAP = _kernel("common.pointwise", "soft_cap")
 ROUTE_ROWS = _kernel("matmul.moe_routing", "route")
 SORT_BY_EXPERT = _kernel("matmul.moe_routing", "sort_by_expert")
 PERMUTE_ROWS = _kernel("matmul.moe_routing", "permute_rows")
+ADD_CHOICES = _kernel("matmul.moe_routing", "add_choices")
 UNPERMUTE_ROWS = _kernel("matmul.moe_routing", "unpermute_rows")
 
 ALTUP_PREDICT = _kernel("common.altup", "altup_predict")

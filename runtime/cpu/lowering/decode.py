@@ -154,9 +154,16 @@ class DecodeLowering(DecodeAttentionLowering):
         self._pointwise(ADD, op.out, op.out, product, scalar=1.0, other_scalar=1.0)
 
     def _multiply(
-        self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], partition: str = OTHER
+        self,
+        x: ops.Buffer,
+        kind: str,
+        out: Region,
+        values: dict[str, Any],
+        partition: str = OTHER,
+        only: bool = False,
     ) -> None:
-        source = self._input(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
+        needed = {name: values[name] for name in ("n_panels", "pool", "pool_start")} if only else {}
+        source = self._input(x) if kind in sizes.FLOAT_BYTES else self._quantize(x, needed)
         self._list.append(
             GEMVS[kind],
             MATMUL,
@@ -171,8 +178,9 @@ class DecodeLowering(DecodeAttentionLowering):
         )
         self._list.read_ahead(read_first(values, self._config.n_threads))
 
-    def _quantize(self, x: ops.Buffer) -> Region:
-        """The present contents of a buffer in 8 bits, made once for all readers."""
+    def _quantize(self, x: ops.Buffer, needed: dict[str, int]) -> Region:
+        """The present contents of a buffer in 8 bits, made once for all readers; `needed` are QUANTIZE fields
+        by which threads skip it."""
         source = self._input(x)
         region = self._arena.per_thread(f"{x.name} in 8 bits", sizes.row_bytes(x.width))
         if x.name not in self._quantized:
@@ -186,6 +194,7 @@ class DecodeLowering(DecodeAttentionLowering):
                 out=region.address,
                 out_thread_stride=region.thread_stride,
                 width=x.width,
+                **needed,
             )
             self._quantized.add(x.name)
         return region

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ....quant.block import QTensor
 from ....quant.jit.kernel import CpuKernel
+from ....quant.jit.levels import LANES
 from ... import ops
 from ..abi import sizes
 from ..abi.instructions import OTHER
-from ..abi.records import CLIPPED, ROUTE
+from ..abi.records import CHOICES, CLIPPED, ROUTE
 from ..arena import Region
-from ..kernels import GATED_ACTIVATION, ROUTE_ROWS
+from ..kernels import ADD_CHOICES, GATED_ACTIVATION, ROUTE_ROWS
 from .altup import AltUpLowering
 from .base import activation_kernel
 from .fusing import ACTIVATIONS, GATES
@@ -118,9 +120,16 @@ class DecodeMoELowering(MoELowering):
 
     @abstractmethod
     def _multiply(
-        self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], partition: str = OTHER
+        self,
+        x: ops.Buffer,
+        kind: str,
+        out: Region,
+        values: dict[str, Any],
+        partition: str = OTHER,
+        only: bool = False,
     ) -> None:
-        """Append out = W · x with weights of format `kind`; `values` are MATMUL fields."""
+        """Append out = W · x with weights of format `kind`; `values` are MATMUL fields. `only`: no other
+        product reads x."""
 
     def _route(self, op: ops.Route) -> None:
         scores = self._input(op.scores)
@@ -151,20 +160,55 @@ class DecodeMoELowering(MoELowering):
             for j in range(op.experts.width)
         ]
         inners = [self._inner(op, j, choice, gated) for j, choice in enumerate(choices)]
+        if not op.down_low:
+            self._pooled_down(op, inners, down, choices, weights)
+            return
         for j, (inner, choice) in enumerate(zip(inners, choices, strict=True)):
             weight = {"routing_weight": weights.address + 4 * j, "accumulate": j > 0}
             # One partition for all choices: each thread accumulates into the panels that it wrote itself.
             self._multiply(inner, op.down[0].format.name, out, down | choice | weight, "same panels")
-            if op.down_low:
-                self._add_low(inner, op.down_low, out, choice | weight | common, "same panels")
+            self._add_low(inner, op.down_low, out, choice | weight | common, "same panels")
+        self._set_location(op.out, out)
+
+    def _pooled_down(
+        self,
+        op: ops.MoE,
+        inners: list[ops.Buffer],
+        down: dict[str, Any],
+        choices: list[dict[str, int]],
+        weights: Region,
+    ) -> None:
+        """Append the products of all choices with `down`, whose panels threads partition together, and their
+        sum."""
+        n, width, out = len(choices), down["n_panels"] * LANES, self._shared(op.out)
+        parts = self._arena.rows(f"choices of {op.out.name}", n, 4 * width)
+        rows = [Region(f"{parts.name} {j}", parts.address + j * parts.stride, parts.stride) for j in range(n)]
+        for j, (inner, choice) in enumerate(zip(inners, choices, strict=True)):
+            weight = {"routing_weight": weights.address + 4 * j}
+            fields = down | choice | weight | _pool(down, j, n)
+            self._multiply(inner, op.down[0].format.name, rows[j], fields, only=True)
+        self._list.append(
+            ADD_CHOICES,
+            CHOICES,
+            rows,
+            [out],
+            x=parts.address,
+            x_stride=parts.stride,
+            n=n,
+            out=out.address,
+            width=width,
+            on_logits_rows=op.x.logits_rows,
+        )
         self._set_location(op.out, out)
 
     def _inner(self, op: ops.MoE, j: int, choice: dict[str, int], gated: dict[str, Any] | None) -> ops.Buffer:
         """The activated inner vector of choice number j, float32 [1, expert width]."""
         width, common = op.up[0].shape[0], choice | {"on_logits_rows": op.x.logits_rows}
-        inner = ops.Buffer(f"inner of choice {j}", width)
+        inner, n = ops.Buffer(f"inner of choice {j}", width), op.experts.width
         if gated is not None:
-            self._multiply(op.x, op.up[0].format.name, self._shared(inner), gated | common)
+            self._multiply(
+                op.x, op.up[0].format.name, self._shared(inner), gated | common | _pool(gated, j, n)
+            )
             self._set_location(inner, self._shared(inner))
             return inner
         up = ops.Buffer(f"up of choice {j}", width)
@@ -172,7 +216,7 @@ class DecodeMoELowering(MoELowering):
         for target, tensors, biases, low in (gate_product, (up, op.up, op.up_bias, op.up_low)):
             if tensors:
                 fields, region = self._product_fields(tensors, biases), self._shared(target)
-                self._multiply(op.x, tensors[0].format.name, region, fields | common)
+                self._multiply(op.x, tensors[0].format.name, region, fields | common | _pool(fields, j, n))
                 if low:
                     self._add_low(op.x, low, region, common)
                 self._set_location(target, region)
@@ -196,6 +240,12 @@ class DecodeMoELowering(MoELowering):
         self._set_location(between, self._shared(between))
         up = self._product_fields(low.up, None) | fields | {"accumulate": True}
         self._multiply(between, low.up[0].format.name, out, up, partition)
+
+
+def _pool(fields: Mapping[str, int], j: int, n: int) -> dict[str, int]:
+    """The MATMUL fields that let threads partition the panels of `n` choices together, of which this is number
+    `j`."""
+    return {"pool": n * fields["n_panels"], "pool_start": j * fields["n_panels"]}
 
 
 def _activation_fields(op: ops.MoE) -> dict[str, Any]:

@@ -43,6 +43,9 @@ class StandInDevice(SimpleNamespace):
 
     def use(self): ...
 
+    def pinned(self, n_bytes):
+        return np.empty(n_bytes, np.uint8)
+
     def reaches(self, other):
         return self.reaching
 

@@ -30,6 +30,20 @@ def partition(n: int, thread: int, n_threads: int) -> Any:
 
 
 @jit
+def pooled(a: Any, thread: int, n_threads: int) -> Any:
+    """The range [first, last) of `a.n_panels` panels that belongs to a thread; `a` is the argument record.
+
+    With a pool the panels of several products, one behind the other, are partitioned together. So a thread
+    has most of its panels in one run of memory, which is read faster than many short ones, and the remainder
+    of the division is that of all of them.
+    """
+    if a.pool == 0:
+        return partition(a.n_panels, thread, n_threads)
+    first, last = partition(a.pool, thread, n_threads)
+    return min(max(first - a.pool_start, 0), a.n_panels), min(max(last - a.pool_start, 0), a.n_panels)
+
+
+@jit
 def partition_rows(n: int, thread: int, s: Any) -> Any:
     """The range [first, last) of n rows that belongs to a thread, in whole tiles of `s.row_tile` rows; `s` is
     the STEP record."""

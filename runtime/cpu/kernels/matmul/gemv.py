@@ -4,8 +4,8 @@ W lies in panels of LANES rows side by side: each lane accumulates its own row, 
 to all lanes, so that no sum crosses lanes. Block-quantised weights are multiplied with the activations that
 `quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
-with float32 activations. Threads partition the panels, and prefetch weights AHEAD bytes before they use them,
-but no other thread's.
+with float32 activations. Threads partition the panels, of several products together where experts are alike
+(`pooled`), and prefetch weights AHEAD bytes before they use them, but no other thread's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ...simd.tile_sizes import (
 )
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
-from ..common.partition import partition
+from ..common.partition import pooled
 from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
@@ -228,7 +228,7 @@ def _gemv(codes: Codes) -> EntryPoint:
         """
         a, s = matmul_at(arguments), step_at(step)
         x = a.x + thread * a.x_thread_stride
-        first, last = partition(a.n_panels, thread, s.n_threads)
+        first, last = pooled(a, thread, s.n_threads)
         if a.on_logits_rows and s.n_logits == 0:
             last = first
         e, weight_address = np.int64(0), 0

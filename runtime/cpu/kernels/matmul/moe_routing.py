@@ -15,9 +15,9 @@ from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, store_i32, storev_f32
-from ...abi.records import PERMUTE, ROUTE
+from ...abi.records import CHOICES, PERMUTE, ROUTE
 from ..common.access import record_reader, step_at
-from ..common.partition import partition_rows, thread_rows
+from ..common.partition import partition, partition_rows, thread_rows
 from ..common.vector_math import constant, exp, sigmoid
 
 LOWEST = np.float32(-np.inf)
@@ -25,6 +25,7 @@ LEAST_SUM = np.float32(1e-20)  # lower bound of the divisor when routing weights
 
 route_at = record_reader(ROUTE)
 permute_at = record_reader(PERMUTE)
+choices_at = record_reader(CHOICES)
 
 
 @jit
@@ -184,3 +185,17 @@ def unpermute_rows(arguments: int, step: int, thread: int) -> None:
                     total,
                 )
             storev_f32(out + i, total)
+
+
+@kernel
+def add_choices(arguments: int, step: int, thread: int) -> None:
+    """out = Σ x[j] over the choices of the only row, in their order. Threads partition the columns."""
+    a, s = choices_at(arguments), step_at(step)
+    first, last = partition(a.width // LANES, thread, s.n_threads)
+    if a.on_logits_rows and s.n_logits == 0:
+        last = first
+    for column in range(4 * LANES * first, 4 * LANES * last, 4 * LANES):
+        total = loadv_f32(a.x + column)
+        for j in range(1, a.n):
+            total = total + loadv_f32(a.x + j * a.x_stride + column)
+        storev_f32(a.out + column, total)

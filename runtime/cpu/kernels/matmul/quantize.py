@@ -58,7 +58,7 @@ from ...simd.tile_sizes import (
     TOKENS,
 )
 from ..common.access import record_reader, step_at
-from ..common.partition import n_rows_of, partition, partition_rows, rows_within
+from ..common.partition import n_rows_of, partition, partition_rows, pooled, rows_within
 from ..common.vector_math import constant
 
 OUTLIER = 5.0  # in root mean squares of the row
@@ -154,6 +154,10 @@ def _quantize_row(x: int, width: int, codes: int) -> None:
 def quantize_row(arguments: int, step: int, thread: int) -> None:
     """Quantise the only row, float32 [width]. Every thread makes its own copy, cheaper than a barrier."""
     a = quantize_at(arguments)
+    if a.pool != 0:
+        first, last = pooled(a, thread, step_at(step).n_threads)
+        if first == last:
+            return
     _quantize_row(a.x + thread * a.x_thread_stride, a.width, a.out + thread * a.out_thread_stride)
 
 
