@@ -10,6 +10,7 @@ for the output; the host's threads wait for the rows. So neither starts or ends 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -90,13 +91,14 @@ class HostedCudaMachine(CudaMachine):
             for op in program.ops
             if isinstance(op, ops.MoE) and op in host
         }
-        self.host_report = host.report.ctypes.data
+        # Windows may start launches only when something waits for their end.
+        self.host_report = 0 if sys.platform == "win32" else host.report.ctypes.data
         self._next = 1  # the number of the next exchange
         super().__init__(program, n_pages, **more)
 
     def start(self, step: Step) -> None:
         """Enqueue a prepared step, and compute what the host has to."""
-        if step.shape.n_rows > DECODE_ROWS:
+        if step.shape.n_rows > DECODE_ROWS or not self.host_report:
             super().start(step)
             return
         if self._next > LAST_NUMBER:
@@ -112,16 +114,23 @@ class HostedCudaMachine(CudaMachine):
             raise
         if not answered:
             self.device.wait()  # raises what has happened to the card
+            self._take_report()
             raise CudaError(f"the {self.device.name} has not come to the experts of a layer in a long time")
 
     def complete(self, step: Step) -> None:
         """Wait until a step has ended."""
         super().complete(step)
-        if self.host.report[0]:
-            self.host.report[0] = 0
-            self.device.clear(self.lowering.exchange_errors().address, 4)
-            self.device.wait()
+        if self._take_report():
             raise CudaError(f"the {self.device.name} has waited too long for the experts of a layer")
+
+    def _take_report(self) -> bool:
+        """Whether the card has waited in vain; it is forgotten then."""
+        if not self.host.report[0]:
+            return False
+        self.host.report[0] = 0
+        self.device.clear(self.lowering.exchange_errors().address, 4)
+        self.device.wait()
+        return True
 
     def _capture(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> Graph:
         if not plan.mixtures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
@@ -9,7 +10,9 @@ import numpy as np
 from cuda_bench.mixtures import random_mixture
 
 from kukri.runtime.cpu.bandwidth import ReadBandwidth
-from kukri.runtime.cpu.experts import CpuExperts
+from kukri.runtime.cpu.experts import IDLE_SECONDS, CpuExperts
+from kukri.runtime.cpu.team import Team
+from kukri.runtime.cuda.compile.kernel import Ask, Kernels
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.hosted import LAST_NUMBER, HostedCudaMachine
 from kukri.runtime.cuda.machine import CudaMachine, StepShape
@@ -17,7 +20,15 @@ from kukri.runtime.engine.cache import NO_LOGITS, Batch, PageTable
 from kukri.runtime.ops import MoE, Program
 
 PAGES, PROMPT, TOKENS, WARM_UP, CHECKED_LAYERS = 64, 2048, 64, 8, 2
+FAR = (1 << 31) - 1  # no exchange has this number
 FORCED = (1, 2, 4, 1, 8, 1)  # rows of the steps that are compared
+
+
+class NeededKernels(Kernels):
+    """Compiles a kernel when it is needed, and not in the background while something is measured."""
+
+    def compile_in_order(self, capacity: str, first: Ask, alike: Sequence[Ask], later: Sequence[Ask]) -> None:
+        self.compile_all(first)
 
 
 def cpu_moe(shape: str, kind: str, layers: int = 0, rows: int = 512) -> None:
@@ -26,10 +37,15 @@ def cpu_moe(shape: str, kind: str, layers: int = 0, rows: int = 512) -> None:
     program = random_mixture(shape, kind, layers)
     made = perf_counter()
     machine = hosted(program, rows)
+    assert isinstance(machine.host, CpuExperts)
     n_threads, n_layers = machine.host.n_threads, len(mixtures_of(program))
     where = f"{n_layers} layers on {n_threads} threads and the {machine.device.name}"
     print(f"{where}: made {made - start:.1f} s, loaded {perf_counter() - made:.1f} s", flush=True)
-    for n in (1, 2, 4, 8):
+    for n, threads in ((1, n_threads), *((1, n_threads - less) for less in (1, 2, 4)), (1, n_threads)):
+        if threads > 0:
+            take_threads(machine.host, threads)
+            decode(machine, program, n, threads)
+    for n in (2, 4, 8):
         decode(machine, program, n, n_threads)
     prompts(machine, program, rows)
     machine.close()
@@ -39,7 +55,7 @@ def check(program: Program) -> None:
     """Logits of a prompt and of steps of few rows, against those of experts on the card; twice."""
     ids = (np.arange(64 + sum(FORCED)) * 7919 % program.n_tokens).astype(np.int32)
     device = Device()
-    on_card = CudaMachine(program, PAGES, max_rows=64, device=device, background=False)
+    on_card = CudaMachine(program, PAGES, max_rows=64, device=device, kernels=NeededKernels(device))
     expected = forced(on_card, ids)
     on_card.close()
     machine = hosted(program, 64)
@@ -73,7 +89,18 @@ def mixtures_of(program: Program) -> list[MoE]:
 def hosted(program: Program, rows: int) -> HostedCudaMachine:
     device = Device()
     host = CpuExperts(mixtures_of(program), rows, allocate=device.pinned)
-    return HostedCudaMachine(program, PAGES, host, max_rows=rows, device=device, max_sequences=8)
+    kernels = NeededKernels(device)
+    return HostedCudaMachine(
+        program, PAGES, host, max_rows=rows, device=device, max_sequences=8, kernels=kernels
+    )
+
+
+def take_threads(host: CpuExperts, n: int) -> None:
+    """Let a team of so many threads, at most those that the host was made for, compute."""
+    team = Team(n, IDLE_SECONDS)
+    for machine in host._machines.values():
+        machine.team = team
+        machine._step["n_threads"] = n
 
 
 def decode(machine: HostedCudaMachine, program: Program, n: int, n_threads: int) -> None:
@@ -91,12 +118,12 @@ def decode(machine: HostedCudaMachine, program: Program, n: int, n_threads: int)
     wall, card, experts = median(times[WARM_UP:]), card_alone(machine, n), experts_alone(machine, program, n)
     read, rest = expert_bytes(program, machine, n), (wall - card - experts) / len(machine.hosted)
     print(
-        f"{n} sequences: {n / wall:7.1f} tokens/s, {wall * 1e3:.3f} ms a step, at best "
+        f"{n} sequences, {n_threads} threads: {n / wall:7.1f} tokens/s, {wall * 1e3:.3f} ms a step, at best "
         f"{min(times) * 1e3:.3f}: the card alone {card * 1e3:.3f}, experts alone {experts * 1e3:.3f} "
         f"({read / experts / 1e9:.0f} GB/s), the rest {rest * 1e6:.1f} us a layer",
         flush=True,
     )
-    if n == 1:
+    if n == 1 and n_threads == machine.host.n_threads:
         with ReadBandwidth(n_threads) as reading:
             print(f"  the {n_threads} threads read {reading.measure() / 1e9:.0f} GB/s", flush=True)
 
@@ -105,7 +132,7 @@ def card_alone(machine: HostedCudaMachine, n: int) -> float:
     """Seconds of the card's part of a step, whose launches find all answers there."""
     shape, graphs = StepShape(n, n, True, False), machine._graphs
     graph = next(graphs[key] for key in reversed(graphs) if key[0] == shape)
-    machine.host.let_go(1 << 40)
+    machine.host.let_go(FAR)
     times = []
     for _ in range(20):
         start = perf_counter()
@@ -121,7 +148,7 @@ def experts_alone(machine: HostedCudaMachine, program: Program, n: int) -> float
     choices are those of the last."""
     host, times = machine.host, []
     assert isinstance(host, CpuExperts)
-    host.asked[0] = 1 << 40
+    host.asked[0] = FAR
     for i in range(20):
         start = perf_counter()
         host.exchange(1 + i, n, n)

@@ -243,8 +243,7 @@ class DecodeMoELowering(MoELowering):
 
 
 def _pool(fields: Mapping[str, int], j: int, n: int) -> dict[str, int]:
-    """The MATMUL fields that let threads partition the panels of `n` choices together, of which this is number
-    `j`."""
+    """The MATMUL fields of choice number `j` that let threads partition the panels of all `n` together."""
     return {"pool": n * fields["n_panels"], "pool_start": j * fields["n_panels"]}
 
 

@@ -121,8 +121,8 @@ class LaunchBuilder:
     table. `decode_rows` is the most rows of products with decode kernels. `row_inputs` is the memory, int32
     [rows], of inputs that few models have: `ends`, the length of each row's sequence, and `types`, its token
     type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes, and `host_report`
-    is the address of its word for errors. A step's are in `mixtures`, except those of a step of few rows,
-    whose launches wait for the host.
+    is the address of its word for errors, or 0. A step's are in `mixtures`, except, with that word, those of
+    a step of few rows, whose launches wait for the host.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
@@ -196,7 +196,7 @@ class LaunchBuilder:
         self._launches = []
         self.mixtures = []
         self._n_rows = {False: n_rows, True: n_logits}
-        self._host_follows = n_rows <= DECODE_ROWS  # the launches of the step
+        self._host_follows = bool(self.host_report) and n_rows <= DECODE_ROWS  # the launches of the step
         self._all_logits = all_logits
         self._one_prompt = one_prompt
         self._alias: dict[str, ops.Buffer] = {}
