@@ -82,15 +82,8 @@ class HostedCudaMachine(CudaMachine):
 
     def __init__(self, program: ops.Program, n_pages: int, host: Host, **more: Any) -> None:
         self.host = host
-        self.hosted = {
-            id(op): HostRows(
-                *(Region(rows.ctypes.data, rows.strides[0]) for rows in host.rows(op)),
-                asked=host.asked.ctypes.data,
-                answered=host.answered.ctypes.data,
-            )
-            for op in program.ops
-            if isinstance(op, ops.MoE) and op in host
-        }
+        mixtures = [op for op in program.ops if isinstance(op, ops.MoE) and op in host]
+        self.hosted = {id(op): _host_rows(host, op) for op in mixtures}
         # Windows may start launches only when something waits for their end.
         self.host_report = 0 if sys.platform == "win32" else host.report.ctypes.data
         self._next = 1  # the number of the next exchange
@@ -201,6 +194,11 @@ class HostedCudaMachine(CudaMachine):
         if not self._closed:
             self.host.close()
         super().close()
+
+
+def _host_rows(host: Host, mixture: ops.MoE) -> HostRows:
+    x, experts, weights, out = (Region(rows.ctypes.data, rows.strides[0]) for rows in host.rows(mixture))
+    return HostRows(x, experts, weights, out, host.asked.ctypes.data, host.answered.ctypes.data)
 
 
 def _pieces_of(plan: StepPlan) -> list[_Piece]:

@@ -41,14 +41,16 @@ def cpu_moe(shape: str, kind: str, layers: int = 0, rows: int = 512) -> None:
     n_threads, n_layers = machine.host.n_threads, len(mixtures_of(program))
     where = f"{n_layers} layers on {n_threads} threads and the {machine.device.name}"
     print(f"{where}: made {made - start:.1f} s, loaded {perf_counter() - made:.1f} s", flush=True)
-    for n, threads in ((1, n_threads), *((1, n_threads - less) for less in (1, 2, 4)), (1, n_threads)):
+    for threads in (n_threads, n_threads - 1, n_threads - 2, n_threads - 4, n_threads):
         if threads > 0:
             take_threads(machine.host, threads)
-            decode(machine, program, n, threads)
+            decode(machine, program, 1, threads)
     for n in (2, 4, 8):
         decode(machine, program, n, n_threads)
     prompts(machine, program, rows)
     machine.close()
+    with ReadBandwidth(n_threads) as reading:
+        print(f"{n_threads} threads read {reading.measure() / 1e9:.0f} GB/s", flush=True)
 
 
 def check(program: Program) -> None:
@@ -118,14 +120,11 @@ def decode(machine: HostedCudaMachine, program: Program, n: int, n_threads: int)
     wall, card, experts = median(times[WARM_UP:]), card_alone(machine, n), experts_alone(machine, program, n)
     read, rest = expert_bytes(program, machine, n), (wall - card - experts) / len(machine.hosted)
     print(
-        f"{n} sequences, {n_threads} threads: {n / wall:7.1f} tokens/s, {wall * 1e3:.3f} ms a step, at best "
-        f"{min(times) * 1e3:.3f}: the card alone {card * 1e3:.3f}, experts alone {experts * 1e3:.3f} "
+        f"{n} sequences, {n_threads} threads: {n / wall:7.1f} tokens/s, {wall * 1e3:.3f} ms a step, from "
+        f"{min(times) * 1e3:.3f} to {max(times[WARM_UP:]) * 1e3:.3f}: the card alone {card * 1e3:.3f}, experts alone {experts * 1e3:.3f} "
         f"({read / experts / 1e9:.0f} GB/s), the rest {rest * 1e6:.1f} us a layer",
         flush=True,
     )
-    if n == 1 and n_threads == machine.host.n_threads:
-        with ReadBandwidth(n_threads) as reading:
-            print(f"  the {n_threads} threads read {reading.measure() / 1e9:.0f} GB/s", flush=True)
 
 
 def card_alone(machine: HostedCudaMachine, n: int) -> float:

@@ -178,7 +178,7 @@ class DecodeLowering(DecodeAttentionLowering):
         )
         self._list.read_ahead(read_first(values, self._config.n_threads))
 
-    def _quantize(self, x: ops.Buffer, needed: dict[str, int]) -> Region:
+    def _quantize(self, x: ops.Buffer, needed: dict[str, Any]) -> Region:
         """The present contents of a buffer in 8 bits, made once for all readers; `needed` are QUANTIZE fields
         by which threads skip it."""
         source = self._input(x)
