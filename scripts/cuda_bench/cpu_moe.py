@@ -119,10 +119,12 @@ def decode(machine: HostedCudaMachine, program: Program, n: int, n_threads: int)
         times.append(perf_counter() - start)
     wall, card, experts = median(times[WARM_UP:]), card_alone(machine, n), experts_alone(machine, program, n)
     read, rest = expert_bytes(program, machine, n), (wall - card - experts) / len(machine.hosted)
+    least, most = min(times[WARM_UP:]), max(times[WARM_UP:])
     print(
-        f"{n} sequences, {n_threads} threads: {n / wall:7.1f} tokens/s, {wall * 1e3:.3f} ms a step, from "
-        f"{min(times) * 1e3:.3f} to {max(times[WARM_UP:]) * 1e3:.3f}: the card alone {card * 1e3:.3f}, experts alone {experts * 1e3:.3f} "
-        f"({read / experts / 1e9:.0f} GB/s), the rest {rest * 1e6:.1f} us a layer",
+        f"{n} sequences, {n_threads} threads: {n / wall:.1f} tokens/s, {wall * 1e3:.3f} ms a step "
+        f"({least * 1e3:.3f} to {most * 1e3:.3f}): the card alone {card * 1e3:.3f}, "
+        f"experts alone {experts * 1e3:.3f} ({read / experts / 1e9:.0f} GB/s), "
+        f"the rest {rest * 1e6:.1f} us a layer",
         flush=True,
     )
 
