@@ -47,7 +47,8 @@ def cpu_moe(shape: str, kind: str, layers: int = 0, rows: int = 512) -> None:
             decode(machine, program, 1, threads)
     for n in (2, 4, 8):
         decode(machine, program, n, n_threads)
-    prompts(machine, program, rows)
+    for n in sorted({512, rows}):
+        prompts(machine, program, min(n, rows))
     machine.close()
     with ReadBandwidth(n_threads) as reading:
         print(f"{n_threads} threads read {reading.measure() / 1e9:.0f} GB/s", flush=True)
@@ -186,5 +187,6 @@ def prompts(machine: HostedCudaMachine, program: Program, rows: int) -> None:
     experts = perf_counter() - start
     print(
         f"prompt of {PROMPT} in steps of {rows}: {PROMPT / min(times):.0f} tokens/s, "
-        f"{min(times) / PROMPT * rows * 1e3:.1f} ms a step, {experts * 1e3:.1f} of that experts"
+        f"{min(times) / PROMPT * rows * 1e3:.1f} ms a step, {experts * 1e3:.1f} of that experts",
+        flush=True,
     )
