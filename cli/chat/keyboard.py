@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding.key_processor import KeyPress
 
 PASTE_BEGIN, PASTE_END = b"\x1b[200~", b"\x1b[201~"  # the marks of what is pasted
+CTRL_C, NO_KEY = b"\x03", b"\x00"  # the latter stands for a function that no key has
 REST_SECONDS = 0.5  # the pause in a paste, or within a character, after which the rest is not awaited
 _BLOCK = 1 << 16
 
@@ -42,12 +43,14 @@ class Keyboard:
         self._typed = b""
         self._pasting = False  # whether the terminal was asked to mark what is pasted
         self._former_modes: list[Any] = []
+        self._interrupt = CTRL_C
         self._former_handler: Any = signal.SIG_DFL
 
     def __enter__(self) -> Self:
         import termios
 
         self._former_modes = termios.tcgetattr(self._fd)
+        self._interrupt = self._former_modes[6][termios.VINTR]
         self._former_handler = signal.signal(signal.SIGTSTP, self._suspend)
         modes = termios.tcgetattr(self._fd)
         modes[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
@@ -113,12 +116,21 @@ class Keyboard:
                     if not block:
                         return  # the terminal is gone
                     self._typed += block
+                    self._heed_interrupt()
                 elif ending:
                     return
                 else:
                     ending = True
             except (OSError, ValueError):
                 return
+
+    def _heed_interrupt(self) -> None:
+        """Send the signal of a Ctrl-C that was typed while the prompt still read keys: it came as a key. What
+        was typed before it is dropped, as a terminal does."""
+        _, interrupted, behind = self._typed.rpartition(self._interrupt)
+        if interrupted and interrupted != NO_KEY:
+            self._typed = behind
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Stop as Ctrl-Z does by default, with the terminal as it was; on return the process goes on."""

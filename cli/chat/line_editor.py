@@ -116,13 +116,25 @@ class TerminalEditor:
     @contextmanager
     def answering(self, on_resume: Callable[[], None]) -> Iterator[None]:
         """What is typed within the block waits for the next `read`. `on_resume` is called after the process
-        was stopped (Ctrl-Z) and goes on, since something else may have written to the terminal."""
+        was stopped (Ctrl-Z) and goes on, since something else may have written to the terminal. A Ctrl-C that
+        the prompt has read behind the message raises KeyboardInterrupt."""
         if self._keyboard is None:
             yield
             return
+        self._heed_interrupt()
         self._keyboard.on_resume = on_resume
         with self._keyboard.collecting():
             yield
+
+    def _heed_interrupt(self) -> None:
+        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+        from prompt_toolkit.keys import Keys
+
+        ahead = get_typeahead(self._session.input)
+        interrupts = [n for n, press in enumerate(ahead, 1) if press.key == Keys.ControlC]
+        store_typeahead(self._session.input, ahead[interrupts[-1] if interrupts else 0 :])
+        if interrupts:
+            raise KeyboardInterrupt
 
     def asking(self) -> AbstractContextManager[None]:
         """Within the block lines are typed as in any other program, and may be read from stdin."""

@@ -61,13 +61,14 @@ def generate(
     from ...runtime.answers.events import TextDelta, ThinkingDelta
 
     repeats = RepetitionDetector().push
-    answer, reason = None, INTERRUPTED
+    answer, reason, n_written = None, INTERRUPTED, 0
     try:
         with PrefillProgress(lambda: model.stats) as prefill, model.answer(request) as answer:
             for event in answer:
                 prefill.stop()
                 if isinstance(event, TextDelta):
                     thinking.finish()
+                    n_written += len(event.text)
                     write(event.text)
                 elif isinstance(event, ThinkingDelta):
                     thinking.write(event.text)
@@ -82,6 +83,8 @@ def generate(
         thinking.finish()
     if answer is None:
         return Reply("", reason, stats_facts(model.stats))
+    if len(answer.text) > n_written:  # the interrupt came between a piece and its writing
+        write(answer.text[n_written:])
     return Reply(
         answer.text,
         reason,
@@ -89,7 +92,7 @@ def generate(
         answer.stats.complete if request.response_format is not None else None,
         answer.thinking,
         answer.tool_calls,
-        answer.generation.tokens,
+        answer.tokens,
         answer.message(),
     )
 

@@ -87,6 +87,11 @@ class Answer:
         return "".join(self._thinking)
 
     @property
+    def tokens(self) -> list[int]:
+        """The tokens that its text is made of, and no more: the engine may have further ones."""
+        return self.generation.tokens[: self._n_tokens]
+
+    @property
     def tool_calls(self) -> list[ToolCall]:
         """The calls that it asks for and that are complete."""
         return list(self._tool_calls)

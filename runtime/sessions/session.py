@@ -120,7 +120,7 @@ class Session:
             with answer:
                 yield from answer
         finally:
-            self._ids = [*(request.ids or ()), *answer.generation.tokens]
+            self._ids = [*(request.ids or ()), *answer.tokens]
             if answer.text or answer.thinking or answer.tool_calls:
                 self.messages = [*asked, answer.message()]
 

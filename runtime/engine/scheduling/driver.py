@@ -4,14 +4,20 @@ One thread at a time does. A thread that waits for a token takes the part itself
 single conversation needs no other thread and no switch between threads; a token for another thread comes
 along in the same steps. `start` makes a thread that keeps the part as long as there is work, for consumers
 that cannot run steps themselves, such as coroutines.
+
+An interrupt (Ctrl-C) may come between any two instructions, and nothing may stay taken then. So who has the
+part is an entry of a dict, which single calls of the interpreter take and give back, the latter as the first
+thing of a `finally`; and a thread that waits has a lock of its own. A `threading.Condition` would not do:
+what interrupts its `__exit__` leaves its lock taken for ever.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ..errors import ModelClosed
 from .scheduler import Scheduler
@@ -19,6 +25,7 @@ from .sequence import Sequence
 
 IDLE_SECONDS = 0.01  # between looks at sequences that cannot go on now
 LONGEST_WAIT = 1.0  # seconds, after which a waiting thread looks by itself
+PART = "part"
 
 
 class Driver:
@@ -30,11 +37,11 @@ class Driver:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._changed = threading.Condition(threading.Lock())
-        self._driving = False  # a thread runs steps
-        self._wanted = 0  # threads that wait for the machine to themselves
-        self._waiting = 0  # threads that wait for a token
+        self._taken: dict[str, object] = {}  # PART: who has it, a thread's number or what drops sequences
+        self._wanted = set[object]()  # those that wait for the machine to themselves
+        self._bells = deque[threading.Lock]()  # of threads that wait
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closed = False
         self._process = os.getpid()
 
@@ -58,29 +65,18 @@ class Driver:
         self.check()
         self.scheduler.submit(sequence)
         if self._thread is not None:
-            self._notify()
+            self._ring()
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence, now if no step is running, else behind it."""
+        """End a sequence, now if no step is running, else behind it.
+
+        Nothing waits here: the garbage collector may call this in the middle of anything.
+        """
         if sequence.finished or self.forked:
             return
         self.scheduler.cancel(sequence)
-        # Nothing waits here: the garbage collector may call this in the middle of anything.
-        if self._changed.acquire(blocking=False):
-            try:
-                if not self._driving:
-                    self._drop_cancelled()
-                self._changed.notify_all()
-            finally:
-                self._changed.release()
-
-    def _drop_cancelled(self) -> None:
-        """Take cancelled sequences out, unless a thread is changing the queue, which does it then."""
-        if self.scheduler.lock.acquire(blocking=False):
-            try:
-                self.scheduler.drop_cancelled()
-            finally:
-                self.scheduler.lock.release()
+        self._drop_cancelled()
+        self._ring()
 
     def advance(self, sequence: Sequence) -> None:
         """Return when a sequence has a token that was not read yet, or has ended.
@@ -90,76 +86,104 @@ class Driver:
         self.check()
         sequence.reader = threading.get_ident()
         if self._thread is not None:
-            self._notify()
+            self._ring()
         while not sequence.readable:
-            with self._hold(sequence) as mine:
-                self.check()
-                while mine and not sequence.readable and not self._wanted:
-                    if self.scheduler.step():
-                        self._notify_waiting()
-                        continue
+            self.check()
+            if self._wanted or not self._take():
+                self._wait(LONGEST_WAIT, lambda: sequence.readable or self._is_free())
+                continue
+            try:
+                while not sequence.readable and not self._wanted and self.scheduler.step():
+                    if self._bells:
+                        self._ring()
+                if not sequence.readable:
                     with self.scheduler.lock:
                         self.scheduler.ensure(sequence)
-                    break
-            if mine and not sequence.readable and not self._wanted:
-                with self._changed:
-                    self._changed.wait(IDLE_SECONDS)
-
-    @contextmanager
-    def _hold(self, sequence: Sequence | None = None) -> Iterator[bool]:
-        """Have the driver's part while the block runs, once no other thread has it.
-
-        False if `sequence` became readable while another thread had the part. Without a sequence, the other
-        thread is asked to give it up behind its step.
-        """
-        mine = False
-        try:
-            with self._changed:
-                self._wanted += sequence is None
-                self._waiting += 1
-                try:
-                    while self._driving or (sequence is not None and self._wanted):
-                        self._changed.wait(LONGEST_WAIT)
-                        if sequence is not None and sequence.readable:
-                            break
-                    else:
-                        mine = self._driving = True
-                finally:
-                    self._wanted -= sequence is None
-                    self._waiting -= 1
-            yield mine
-        finally:
-            if mine:
-                self._give_up()
-
-    def _give_up(self) -> None:
-        """Let another thread drive. Sequences that were cancelled meanwhile are taken out first."""
-        with self._changed:
-            self._drop_cancelled()
-            self._driving = False
-            self._changed.notify_all()
+            finally:
+                self._taken.clear()
+                self._leave()
+            if not sequence.readable and not self._wanted:
+                self._wait(IDLE_SECONDS, lambda: sequence.readable)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Have the machine to oneself while the block runs: no step of a sequence runs meanwhile."""
         self.check()
-        with self._hold():
+        with self._alone():
             self.check()
             yield
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    # ---- the part
 
-    def _notify_waiting(self) -> None:
-        if self._waiting:
-            self._notify()
+    def _take(self) -> bool:
+        """Take the part if no other thread has it. (An interrupt may have left this one with it.)"""
+        here = threading.get_ident()
+        return self._taken.setdefault(PART, here) == here
+
+    def _is_free(self) -> bool:
+        """Whether a thread that reads may take the part."""
+        return not self._taken and not self._wanted
+
+    def _leave(self) -> None:
+        """Behind the part: what other threads left to the one that had it. Nothing is lost without this."""
+        self._drop_cancelled()
+        if self._bells:
+            self._ring()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the part while the block runs; the thread that has it gives it up behind its step."""
+        this = object()
+        try:
+            self._wanted.add(this)
+            while not self._take():
+                self._wait(LONGEST_WAIT, lambda: not self._taken)
+            try:
+                self._wanted.discard(this)
+                yield
+            finally:
+                self._taken.clear()
+        finally:
+            self._wanted.discard(this)
+            self._leave()
+
+    def _drop_cancelled(self) -> None:
+        """Take cancelled sequences out, unless a thread runs steps or changes the queue: then it does it."""
+        this = object()
+        if not self.scheduler.has_cancelled or self._taken.setdefault(PART, this) is not this:
+            return
+        try:
+            if self.scheduler.lock.acquire(blocking=False):
+                try:
+                    self.scheduler.drop_cancelled()
+                finally:
+                    self.scheduler.lock.release()
+        finally:
+            self._taken.clear()
+
+    # ---- waiting
+
+    def _wait(self, seconds: float, ready: Callable[[], bool]) -> None:
+        """Wait until `_ring`, and so many seconds at most, unless what is waited for is there."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells.append(bell)
+        if not ready():
+            bell.acquire(timeout=seconds)
+        with suppress(ValueError):  # it was rung
+            self._bells.remove(bell)
+
+    def _ring(self) -> None:
+        """Let all threads that wait look again."""
+        with suppress(IndexError):
+            while self._bells:
+                self._bells.popleft().release()
 
     # ---- a thread of its own
 
     def start(self) -> None:
         """Let a thread of its own run the steps from now on, if there is none yet."""
-        with self._changed:
+        with self._starting:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="kukri-engine", daemon=True)
                 self._thread.start()
@@ -168,7 +192,7 @@ class Driver:
         """End the thread of `start`, and all steps, behind the one that runs; nothing happens in a fork."""
         if self.forked or self._closed:
             return
-        with self._hold():
+        with self._alone():
             self._closed = True
             with self.scheduler.lock:
                 self.scheduler.stop()
@@ -178,30 +202,29 @@ class Driver:
     def _work(self) -> None:
         """Run steps whenever there are some."""
         while not self._closed:
-            worked = False
-            with self._hold_for_work():
-                while not self._closed and not self._wanted:
-                    try:
-                        if not self.scheduler.step():
-                            break
-                    except Exception:  # noqa: BLE001 - the sequences of that step have ended with it
-                        worked = True
-                        continue
-                    worked = True
-                    self._notify_waiting()
-            if not worked:
-                with self._changed:
-                    if not self._closed:
-                        idle = not self.scheduler.waiting and not self.scheduler.running
-                        self._changed.wait(LONGEST_WAIT if idle else IDLE_SECONDS)
+            if self._wanted or not self._take():
+                self._wait(LONGEST_WAIT, lambda: self._closed or self._is_free())
+            elif not self._run_steps():
+                if self.scheduler.waiting or self.scheduler.running:
+                    self._wait(IDLE_SECONDS, lambda: self._closed)
+                else:
+                    self._wait(LONGEST_WAIT, lambda: self._closed or bool(self.scheduler.waiting))
 
-    @contextmanager
-    def _hold_for_work(self) -> Iterator[None]:
-        with self._changed:
-            while self._driving or self._wanted:
-                self._changed.wait(LONGEST_WAIT)
-            self._driving = True
+    def _run_steps(self) -> bool:
+        """Run steps as long as there are some, with the part; whether there was one."""
+        worked = False
         try:
-            yield
+            while not self._closed and not self._wanted:
+                try:
+                    if not self.scheduler.step():
+                        break
+                except Exception:  # noqa: BLE001 - the sequences of that step have ended with it
+                    worked = True
+                    continue
+                worked = True
+                if self._bells:
+                    self._ring()
         finally:
-            self._give_up()
+            self._taken.clear()
+            self._leave()
+        return worked

@@ -80,6 +80,11 @@ class Scheduler:
 
     # ---- steps
 
+    @property
+    def has_cancelled(self) -> bool:
+        """Whether sequences were cancelled that still have their places."""
+        return bool(self._cancelled)
+
     def step(self) -> bool:
         """Run a step; False if there is nothing that can run now.
 

@@ -310,3 +310,19 @@ def test_pipes_that_never_close(environment: dict[str, str], tiny: Path) -> None
     finally:
         os.close(reading)
         os.close(writing)
+
+
+@pytest.mark.parametrize("after", ["hello", "/regen", ""])
+def test_ctrl_c_typed_right_behind_a_message(
+    terminals: list[Terminal], environment: dict[str, str], endless: Path, after: str
+) -> None:
+    """It comes while the prompt still reads keys, which make no signals then."""
+    terminal = open_chat(terminals, environment, endless, *RANDOM)
+    terminal.line("hello")
+    terminal.expect(r"hello\s+\S{5}")
+    terminal.send("\x03")
+    terminal.expect("interrupted", seconds=10)
+    terminal.expect(">>>")
+    terminal.send(after + "\r\x03")
+    terminal.expect(r"\(interrupted", seconds=10)
+    terminal.expect(">>>")
