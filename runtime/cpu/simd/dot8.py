@@ -78,6 +78,11 @@ class _DirectSums:
         self._builder, self._signed = builder, signed
         self._sums = dict.fromkeys(cells, all_lanes(I32V, 0))
 
+    @staticmethod
+    def kinds(limit: int, count: int) -> int:
+        """How many vectors a sum is kept in while `count` words of codes up to `limit` are added to it."""
+        return 1
+
     def prepare(self, word: Any) -> Any:
         """The word of codes in the form that `add` takes. vpdpbusd needs unsigned codes: signed ones are
         shifted by 128, which `code_offset` accounts for.
@@ -136,10 +141,20 @@ class _PairSums:
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
-        self._run = max(1, 32767 // (2 * 127 * limit))
+        self._run = self._longest_run(limit)
         self._wide: dict = dict.fromkeys(cells)
         self._narrow: dict = dict.fromkeys(cells)
         self._count: dict = dict.fromkeys(cells, 0)
+
+    @staticmethod
+    def _longest_run(limit: int) -> int:
+        """The number of words of codes whose products can be summed in 16 bits."""
+        return max(1, 32767 // (2 * 127 * limit))
+
+    @staticmethod
+    def kinds(limit: int, count: int) -> int:
+        """How many vectors a sum is kept in while `count` words of codes up to `limit` are added to it."""
+        return 1 if _PairSums._longest_run(limit) >= count else 2
 
     def prepare(self, word: Any) -> Any:
         """The word of codes in the form that `add` takes: signed codes as magnitudes and signs."""
@@ -158,8 +173,9 @@ class _PairSums:
             word, signs = word
             if LANES == 8:
                 x = call(b, "llvm.x86.avx2.psign.b", I8V, x, signs)
-            else:
-                x = b.select(signs, b.neg(x), x)
+            else:  # a masked vpsubb; LLVM would share the negation, and need a blend for each panel as well
+                own, word = keep_order(b, [x, word])
+                x = b.select(signs, b.neg(own), own)
         name = "llvm.x86.avx2.pmadd.ub.sw" if LANES == 8 else "llvm.x86.avx512.pmaddubs.w.512"
         product = call(b, name, I16V, word, x)
         before = self._narrow[cell]

@@ -65,16 +65,30 @@ TileSums = Callable[[Any, Callable[[int, Any], Any], list, bool, Any, int, int],
 def _by_words(
     builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
 ) -> dict:
-    """By one broadcast word of activations at a time."""
-    sums = Sums(builder, CELLS, codes.limit, codes.signed)
-    for i in range(first, first + count):
-        words = [sums.prepare(vector(8 * p + i, I8V)) for p in range(PANELS)]
-        for t in range(TOKENS):
-            x = broadcast4(builder, xs[t], 4 * i)
-            for p in range(PANELS):
-                sums.add((p, 0, t), words[p], x)
-        sums.keep_order()
-    return {cell: sums.total(cell) for cell in CELLS}
+    """By one broadcast word of activations at a time.
+
+    Where sums are of two kinds (`dot8.Sums.kinds`), all of them and the totals are more than the registers
+    hold: half of the tokens are done after the other half then, which reads the words of weights twice.
+    """
+    done: dict = {}
+    for tokens in _passes(codes, count):
+        sums = Sums(builder, [cell for cell in CELLS if cell[2] in tokens], codes.limit, codes.signed)
+        for i in range(first, first + count):
+            words = [sums.prepare(vector(8 * p + i, I8V)) for p in range(PANELS)]
+            for t in tokens:
+                x = broadcast4(builder, xs[t], 4 * i)
+                for p in range(PANELS):
+                    sums.add((p, 0, t), words[p], x)
+            sums.keep_order()
+        done |= {cell: sums.total(cell) for cell in CELLS if cell[2] in tokens}
+    return done
+
+
+def _passes(codes: Any, count: int) -> list[range]:
+    """The tokens of a tile in the parts that are multiplied with a group's words one after the other."""
+    if LANES == 16 and not codes.signed and Sums.kinds(codes.limit, count) > 1:
+        return [range(TOKENS // 2), range(TOKENS // 2, TOKENS)]
+    return [range(TOKENS)]
 
 
 def _by_lanes(
