@@ -29,6 +29,9 @@
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py batch-tiles SHAPE TYPE [ROWS …]   tiles for products of 16 … 128 rows
     python scripts/bench_cuda.py cards SHAPE TYPE [N]       one card beside N (2) by layers and by tensors
+    python scripts/bench_cuda.py cpu-moe SHAPE TYPE [LAYERS] [ROWS]   a mixture whose experts the CPU
+    computes, with so many layers, prompts in steps of so many rows: right, how fast, and what the card and
+    the experts take
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
     python scripts/bench_cuda.py first-run SHAPE TYPE       what a first run waits for: each stage, and each
     kernel's seconds; also without a card, and SHAPE may be a GGUF file
@@ -48,6 +51,7 @@ import numpy as np
 from cuda_bench.attention import LAYERS, attention
 from cuda_bench.batch import batch
 from cuda_bench.cards import cards
+from cuda_bench.cpu_moe import cpu_moe
 from cuda_bench.first_run import count_kernels, first_run
 from cuda_bench.host import host
 from cuda_bench.latent import latent
@@ -224,6 +228,8 @@ def main() -> None:
         many(rest)
     elif command == "cards":
         cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
+    elif command == "cpu-moe":
+        cpu_moe(rest[0], rest[1], *(int(n) for n in rest[2:]))
     elif command == "first-run":
         first_run(rest[0], rest[1] if len(rest) > 1 else "")
     elif command == "kernels":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,11 +47,13 @@ class Region:
 class Arena:
     """Allocates named buffers and constants for kernels, zeroed and aligned to 64 bytes.
 
-    Pages that are never touched take no physical memory. Everything lives as long as the arena.
+    Pages that are never touched take no physical memory. Everything lives as long as the arena. A matrix
+    whose name is in `given`, float32 [rows, width], has that memory.
     """
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, given: Mapping[str, np.ndarray] | None = None) -> None:
         self.n_threads = n_threads
+        self._given = given or {}
         self._keep: list[np.ndarray] = []
         self._room = np.zeros(0, np.uint8)  # for small buffers
         self._regions: dict[str, Region] = {}
@@ -60,10 +63,13 @@ class Arena:
     def rows(self, name: str, n_rows: int, row_bytes: int) -> Region:
         """The matrix called `name`, shared by all threads; allocated at the first request."""
         if name not in self._regions:
-            stride = -(-row_bytes // 64) * 64
-            memory = self._zeros(n_rows * stride).reshape(n_rows, stride)
-            self._arrays[name] = memory.view(np.float32)
-            self._regions[name] = Region(name, memory.ctypes.data, stride)
+            memory = self._given.get(name)
+            if memory is None:
+                memory = self._zeros(n_rows * (-(-row_bytes // 64) * 64)).view(np.float32).reshape(n_rows, -1)
+            assert len(memory) >= n_rows
+            assert memory.strides[0] >= row_bytes
+            self._arrays[name] = memory
+            self._regions[name] = Region(name, memory.ctypes.data, memory.strides[0])
         return self._regions[name]
 
     def per_thread(self, name: str, row_bytes: int) -> Region:

@@ -17,6 +17,7 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, key_and_value_types
+from .arena import Arena
 from .kept_panels import KeptPanels
 from .key_offsets import biased_layers, key_offsets, keys_have_outliers
 from .lowering.base import MachineConfig
@@ -43,6 +44,7 @@ class CpuMachine:
     is no multiple of `PAGE_MULTIPLE` or `kv_type` is unknown, and UnsupportedModel if there is no kernel for
     an op. Not for use from two threads at once.
     Machines whose steps never overlap may share a `team`, that of the first; it ends with that machine.
+    Such machines may also share an `arena`, if all buffers that have a name in common have one shape.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class CpuMachine:
         max_sequences: int = 1,
         team: Team | None = None,
         kept: KeptPanels | None = None,
+        arena: Arena | None = None,
     ) -> None:
         if page_size % PAGE_MULTIPLE:
             raise ValueError(
@@ -84,7 +87,7 @@ class CpuMachine:
             key_offsets=key_offsets(program) if rotates_keys else {},
             states=tuple(self.states.arrays),
         )
-        self._lowered = Lowering(program, config, release, progress, kept).lower()
+        self._lowered = Lowering(program, config, release, progress, kept, arena).lower()
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
             self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
             for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
@@ -142,24 +145,25 @@ class CpuMachine:
         n, run = len(next(iter(values.values()))), self._lowered.prefill
         for buffer, content in values.items():
             self._lowered.arena.floats(buffer.name)[:n, : buffer.width] = content
-        self._run_alone(run, run.piece(at, len(self.program.ops)), n)
+        self._run_alone(run, run.piece(at, len(self.program.ops)), n, n)
         return run.result[:n]
 
-    def transform(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What a program without tokens and without a cache makes of its `boundary_in` buffers, float32
-        [rows, width] each: its `boundary_out` buffers, valid until the next call."""
+    def steps_of(self, n_rows: int) -> StepList:
+        """The instructions of steps of so many rows."""
         self._check_open()
-        n = len(values[0])
-        run = self._lowered.steps_of(n)
-        self.write_boundary(values)
-        self._run_alone(run, run.instructions, n)
-        return self.read_boundary(n)
+        return self._lowered.steps_of(n_rows)
 
-    def _run_alone(self, run: StepList, instructions: np.ndarray, n: int) -> None:
-        """Run instructions of a list for `n` rows, all with logits, that belong to no sequence."""
+    def transform(self, n_rows: int, n_logits: int, instructions: np.ndarray | None = None) -> None:
+        """Run a program without tokens and without a cache, which finds its `boundary_in` in its buffers and
+        leaves its `boundary_out` there; or other `instructions` for such rows."""
+        run = self.steps_of(n_rows)
+        self._run_alone(run, run.instructions if instructions is None else instructions, n_rows, n_logits)
+
+    def _run_alone(self, run: StepList, instructions: np.ndarray, n: int, n_logits: int) -> None:
+        """Run instructions of a list for `n` rows that belong to no sequence."""
         step, rows = self._step, np.arange(n, dtype=np.int32)
         self._inputs.forget()
-        step["n_rows"], step["n_logits"] = n, n
+        step["n_rows"], step["n_logits"] = n, n_logits
         step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):
             step[name] = rows.ctypes.data

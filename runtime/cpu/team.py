@@ -59,15 +59,15 @@ class _Workers:
         """Steps that thread 0 has finished."""
         return self._words[_LED]
 
-    def set_idle_spins(self, follow: Any) -> None:
-        """Let workers spin for IDLE_SECONDS; `follow` is the compiled kernel of that name."""
+    def set_idle_spins(self, follow: Any, seconds_idle: float) -> None:
+        """Let workers spin for so long behind a step; `follow` is the compiled kernel of that name."""
         done, seconds = np.zeros(1, np.int64), []
         self.memory["idle_spins"] = TRIAL_SPINS
         for _ in range(3):
             start = perf_counter()
             follow(self.memory.ctypes.data, done.ctypes.data, 1)
             seconds.append(perf_counter() - start)
-        self.memory["idle_spins"] = int(TRIAL_SPINS * IDLE_SECONDS / min(seconds))
+        self.memory["idle_spins"] = int(TRIAL_SPINS * seconds_idle / min(seconds))
 
     def wake(self) -> None:
         """Wake all workers that sleep."""
@@ -94,10 +94,11 @@ class _Workers:
 class Team:
     """`n_threads` threads, including the caller's; `run` executes a step on all of them.
 
-    Not for use from two threads at once. `close()` ends the workers, as does garbage collection of the team.
+    Behind a step the workers spin for `idle_seconds`. Not for use from two threads at once. `close()` ends
+    the workers, as does garbage collection of the team.
     """
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, idle_seconds: float = IDLE_SECONDS) -> None:
         self.n_threads = n_threads
         self._workers = _Workers(n_threads)
         self._memory = int(self._workers.memory.ctypes.data)
@@ -105,11 +106,16 @@ class Team:
         self._lead: Any = LEAD.compiled.ctypes
         follow = FOLLOW.compiled.ctypes
         if n_threads > 1:
-            self._workers.set_idle_spins(follow)
+            self._workers.set_idle_spins(follow, idle_seconds)
         for i in range(1, n_threads):
             work = (i, follow)
             threading.Thread(target=self._workers.work, args=work, name=f"kukri-{i}", daemon=True).start()
         self.close = weakref.finalize(self, self._workers.close)
+
+    @property
+    def give_way(self) -> int:
+        """Address of the C function that yields the processor to another thread; 0 if there is none."""
+        return int(self._workers.memory["give_way"][0])
 
     @property
     def closed(self) -> bool:

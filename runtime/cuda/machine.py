@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from .compile.kernel import Kernels
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
-from .lowering.base import DECODE_ROWS, Capacity, HostMixture
+from .lowering.base import DECODE_ROWS, Capacity, HostMixture, HostRows
 from .lowering.cards import CardGroup
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
@@ -87,7 +88,9 @@ class CudaMachine:
     machine must not be used by two threads at once.
     """
 
-    hosted: frozenset[int] = frozenset()  # mixtures of experts, by `id` of the op, that the host computes
+    # Mixtures of experts, by `id` of the op, that the host computes, and the address of its word for errors.
+    hosted: Mapping[int, HostRows] = MappingProxyType({})
+    host_report = 0
 
     def __init__(
         self,
@@ -155,6 +158,7 @@ class CudaMachine:
             group=group,
             rank=len(group.members) if group else 0,
             hosted=self.hosted,
+            host_report=self.host_report,
         )
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]

@@ -37,7 +37,9 @@ def beside_cpu_experts(placing: Placing, device: Device) -> Model | None:
     name = f"{placing.source.name} (the experts of {len(mixtures)} layers)"
     if (available := available_memory()) is not None:
         MemoryNeed(weight_bytes(experts), 0, 0).check(name, context, available)
-    host = CpuExperts(mixtures, PREFILL_ROWS, options.threads, placing.source.release, placing.progress)
+    host = CpuExperts(
+        mixtures, PREFILL_ROWS, options.threads, placing.source.release, placing.progress, device.pinned
+    )
     try:
         machine = HostedCudaMachine(
             program,

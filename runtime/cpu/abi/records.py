@@ -393,6 +393,19 @@ TEAM = record(
     "idle_spins",  # reads of `posted` before a worker goes to sleep
 )
 
+# AWAIT_ROWS, ANSWER_ROWS: a mixture of experts whose rows another processor writes and whose output it reads
+# (kernels/common/exchange.py). Each exchange has a number, one more than that of the exchange before it.
+EXCHANGE = record(
+    "asked",  # int64 [1]: the number of the last exchange whose rows have been written
+    "answered",  # int64 [1]: the number of the last exchange whose output is complete
+    "first",  # int64 [1]: the number of the step's first exchange
+    "index",  # what this one has on top of it
+    "on_logits_rows",  # boolean: if no row's logits are computed, there is no exchange
+    "failed",  # int64 [1]: 1 once a thread has waited in vain, after which none waits
+    "patience",  # reads of `asked` before a thread gives up
+    "give_way",  # address of the C function that yields the processor; 0: none
+)
+
 # SUM_BUFFER: reads memory at full speed. `n_bytes` is a multiple of READ_BLOCK.
 READ = record(
     "address",  # uint8 [n_bytes]

@@ -76,6 +76,8 @@ CAUSAL_CONV = _kernel("common.recurrent", "causal_conv")
 DELTA_RULE = _kernel("common.recurrent", "delta_rule")
 STATE_SCAN = _kernel("common.recurrent", "state_scan")
 
+AWAIT_ROWS = _kernel("common.exchange", "await_rows")
+ANSWER_ROWS = _kernel("common.exchange", "answer_rows")
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_kernel("common.team", name) for name in ("post", "lead", "follow"))
 GROUP_MAXIMA = _kernel("common.group_maxima", "group_maxima")
 FIRST_LOGITS = _kernel("common.group_maxima", "first_logits")

@@ -94,7 +94,8 @@ class Lowering:
     """Lowers one program by `lower()`.
 
     `release` is called with parts of weights whose bytes in the file are no longer needed, `progress` with
-    (stage, done, total). `kept` has the panels on disk, or keeps them there.
+    (stage, done, total). `kept` has the panels on disk, or keeps them there. The buffers are in
+    `arena`, or in a new one.
     """
 
     program: ops.Program
@@ -102,11 +103,12 @@ class Lowering:
     release: Callable[[QTensor], None] | None = None
     progress: Progress | None = None
     kept: KeptPanels | None = None
+    arena: Arena | None = None
     _stopped: bool = field(default=False, init=False)
 
     def lower(self) -> Lowered:
         """Lower every op. Weights are repacked on all threads while kernels are compiled."""
-        arena = Arena(self.config.n_threads)
+        arena = self.arena or Arena(self.config.n_threads)
         for buffer in self.program.buffers:
             arena.rows(buffer.name, self.config.rows(buffer), 4 * buffer.width)
         of_prompts = TilePrefillLowering if usable_tiles() else PrefillLowering

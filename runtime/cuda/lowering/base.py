@@ -87,6 +87,19 @@ class QuantizedRows:
 
 
 @dataclass(frozen=True)
+class HostRows:
+    """Rows in pinned memory of a mixture of experts that the host computes, and the addresses of the flags of
+    a question and its answer: see `kernels.experts.exchange`."""
+
+    x: Region
+    experts: Region
+    weights: Region
+    out: Region
+    asked: int
+    answered: int
+
+
+@dataclass(frozen=True)
 class HostMixture:
     """A mixture of experts that the host computes behind the first `n_launches` launches of a step: where the
     `n_rows` rows of what it reads are (x, the experts, their weights), and where its output goes.
@@ -107,8 +120,9 @@ class LaunchBuilder:
     frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
     table. `decode_rows` is the most rows of products with decode kernels. `row_inputs` is the memory, int32
     [rows], of inputs that few models have: `ends`, the length of each row's sequence, and `types`, its token
-    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes; a step's are in
-    `mixtures`.
+    type. `hosted` are the mixtures of experts, by `id` of the op, that the host computes, and `host_report`
+    is the address of its word for errors, or 0. A step's are in `mixtures`, except, with that word, those of
+    a step of few rows, whose launches wait for the host.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
@@ -129,7 +143,8 @@ class LaunchBuilder:
     row_inputs: dict[str, Region] = field(default_factory=dict)
     group: CardGroup | None = None
     rank: int = 0
-    hosted: frozenset[int] = frozenset()
+    hosted: Mapping[int, HostRows] = field(default_factory=dict)
+    host_report: int = 0
     n_sums: int = field(default=0, init=False)
     mixtures: list[HostMixture] = field(default_factory=list, init=False)
     _launches: list[Launch] = field(default_factory=list, init=False)
@@ -181,6 +196,7 @@ class LaunchBuilder:
         self._launches = []
         self.mixtures = []
         self._n_rows = {False: n_rows, True: n_logits}
+        self._host_follows = bool(self.host_report) and n_rows <= DECODE_ROWS  # the launches of the step
         self._all_logits = all_logits
         self._one_prompt = one_prompt
         self._alias: dict[str, ops.Buffer] = {}

@@ -12,7 +12,8 @@ import numpy as np
 from ....quant.block import QTensor
 from ... import ops
 from ..abi.arguments import Region
-from ..kernels.experts import moe_permute, moe_routing
+from ..kernels.experts import exchange, moe_permute, moe_routing
+from ..kernels.experts.exchange import ExchangeArguments
 from ..kernels.experts.moe_permute import PermuteArguments
 from ..kernels.experts.moe_routing import RouteArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
@@ -21,6 +22,7 @@ from .base import DECODE_ROWS, HostMixture
 from .matmul import SM80_TILE, UpMatrix
 from .moe_decode import PairLowering
 
+EXCHANGE_THREADS = 1024  # of a block: each copies 16 bytes of a row of 4,096 numbers
 MIN_TILE_ROWS = 64  # the smallest tile of places
 
 
@@ -68,6 +70,9 @@ class ExpertLowering(PairLowering):
 
     def _moe(self, op: ops.MoE) -> None:
         n = self._n_rows[op.x.logits_rows]
+        if id(op) in self.hosted and self._host_follows:
+            self._exchange(op, n)
+            return
         if id(op) in self.hosted:
             x, experts, weights = (self._at(b) for b in (op.x, op.experts, op.routing_weights))
             at = len(self._launches)
@@ -82,6 +87,37 @@ class ExpertLowering(PairLowering):
         else:
             self._moe_decode(op, n)
         self._invalidate(op.out)
+
+    def _exchange(self, op: ops.MoE, n: int) -> None:
+        """A mixture that the host computes while this launch waits."""
+        rows = self.hosted[id(op)]
+        arguments = ExchangeArguments(
+            x=self._at(op.x),
+            experts=self._at(op.experts),
+            weights=self._at(op.routing_weights),
+            out=self._at(op.out),
+            host_x=rows.x,
+            host_experts=rows.experts,
+            host_weights=rows.weights,
+            host_out=rows.out,
+            width=op.x.width,
+            top=op.experts.width,
+            out_width=op.out.width,
+            first=self.inputs.sums,
+            index=[*self.hosted].index(id(op)),
+            rows=n,
+            asked=rows.asked,
+            answered=rows.answered,
+            errors=self.exchange_errors().address,
+            report=self.host_report,
+        )
+        kernel = self._kernel(exchange.exchange, EXCHANGE_THREADS, THREADS=EXCHANGE_THREADS)
+        self._emit(kernel, (1,), arguments, 0, f"{n}x{op.x.width}")
+        self._invalidate(op.out)
+
+    def exchange_errors(self) -> Region:
+        """A word that is not 0 when this card has waited for the host in vain."""
+        return self.memory.rows("errors of exchanges", 1, 4)
 
     def _moe_prefill(self, op: ops.MoE, n: int) -> None:
         """A mixture of experts whose pairs are sorted by expert, for prefill products."""

@@ -69,7 +69,7 @@ class Lowering(SumLowering, ExpertLowering, MLALowering, RecurrentLowering, RowL
         their buffers.
         """
         self._begin(n_rows, n_logits, all_logits, one_prompt)
-        self._together = False
+        self._together = self._host_follows = False
         starts, copies = sources(self.cuda_ops, self.program), list[TappedRows]()
 
         def copy(at: int) -> None:

@@ -21,7 +21,7 @@ from kukri.runtime.cuda.kernels.attention import (
     prefill_sm90 as wide_prefill,
 )
 from kukri.runtime.cuda.kernels.common import all_reduce, altup, gather, mapped, pointwise, top_k
-from kukri.runtime.cuda.kernels.experts import moe_matmul, moe_permute, moe_routing
+from kukri.runtime.cuda.kernels.experts import exchange, moe_matmul, moe_permute, moe_routing
 from kukri.runtime.cuda.kernels.matmul import (
     batch_sm90,
     decode_matmul,
@@ -131,6 +131,7 @@ KERNELS = [
     kernel(all_reduce.all_reduce_few, 128, CARDS=2, ROWS=16, SENT=1, EMIT=2, TOKENS=1, SHARED=0, PDL=0),
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **SENDS),
     kernel(all_reduce.all_reduce_many, 512, CARDS=4, SHARED=0, PDL=0),
+    kernel(exchange.exchange, 1024, THREADS=1024, PDL=0),
     kernel(moe_routing.route, 32, PDL=0, **ROUTE),
     kernel(moe_matmul.moe_decode_matmul, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
     kernel(moe_matmul.moe_float_matmul, 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),

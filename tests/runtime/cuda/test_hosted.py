@@ -8,7 +8,9 @@ import pytest
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.experts import CpuExperts
+from kukri.runtime.cuda.driver.errors import CudaError
 from kukri.runtime.cuda.hosted import HostedCudaMachine
+from kukri.runtime.cuda.kernels.experts import exchange
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.inspection.inspect import InspectOptions, inspect_ids
@@ -17,7 +19,8 @@ from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
 
-from .stand_in import StandInDevice, StandInKernels
+from .simulator import _staged
+from .stand_in import StandInKernels, ThreadedDevice
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,8 @@ def hosted(program):
 
     def make(n):
         mixtures = [op for op in program.ops if isinstance(op, MoE)][:n]
-        device = StandInDevice()
-        host = CpuExperts(mixtures, 20, threads=2)
+        device = ThreadedDevice(0)
+        host = CpuExperts(mixtures, 20, threads=2, allocate=device.pinned)
         made.append(
             HostedCudaMachine(program, 1, host, max_rows=20, device=device, kernels=StandInKernels(device))
         )
@@ -58,6 +61,55 @@ def test_logits(program, hosted, feed, conformance, n):
     np.testing.assert_allclose(got, feed(ReferenceMachine(program, 1), PageTable(1), ids), atol=2e-3)
     assert any("moe" in name for name in device.launched) == (n < n_mixtures)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (18, 3, 1, 1)), got)
+    steps = {1: 2, 3: 1}  # of a few rows, by their number; the feeding was twice
+    assert device.launched.count("exchange") == 2 * n * sum(steps.values())
+
+
+@pytest.mark.slow
+def test_numbers_begin_again(program, hosted, feed, monkeypatch):
+    monkeypatch.setattr("kukri.runtime.cuda.hosted.LAST_NUMBER", 2)
+    machine, _ = hosted(2)
+    ids = np.arange(3, dtype=np.int32)
+    got = feed(machine, PageTable(1), ids, (1, 1, 1))
+    np.testing.assert_allclose(got, feed(ReferenceMachine(program, 1), PageTable(1), ids), atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
+def test_the_card_does_not_wait_for_a_host_that_fails(program, hosted, feed, monkeypatch, problem):
+    machine, device = hosted(2)
+
+    def fail(*_):
+        raise problem
+
+    ids = np.arange(3, dtype=np.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.host, "exchange", fail)
+        with pytest.raises(problem):
+            feed(machine, PageTable(1), ids, (1,))
+    device.wait()
+    got = feed(machine, PageTable(1), ids, (1,))
+    np.testing.assert_allclose(got, feed(ReferenceMachine(program, 1), PageTable(1), ids), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_each_says_that_the_other_has_not_come(program, hosted, feed, monkeypatch):
+    """And a later step is right again."""
+    monkeypatch.setattr("kukri.runtime.cpu.experts.PATIENCE", 5000)
+    monkeypatch.setattr(exchange, "SOON", 10)
+    monkeypatch.setattr(exchange, "PATIENCE", 10)
+    _staged.cache_clear()
+    machine, device = hosted(2)
+    ids = np.arange(3, dtype=np.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "run", lambda graph: None)
+        with pytest.raises(CudaError, match="has not come"):
+            feed(machine, PageTable(1), ids, (1,))
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.host, "exchange", lambda *_: True)
+        with pytest.raises(CudaError, match="has waited"):
+            feed(machine, PageTable(1), ids, (1,))
+    _staged.cache_clear()
 
 
 @pytest.mark.slow
