@@ -61,9 +61,8 @@ class CpuExperts:
         self._arenas: dict[str, Arena] = {}  # mixtures of one shape compute in the same memory
         self._rows = {id(mixture): self._rows_of(mixture) for mixture in mixtures}
         self._exchanges = [self._exchange_of(i, mixture) for i, mixture in enumerate(mixtures)]
-        self._tables: dict[
-            int, np.ndarray
-        ] = {}  # the instructions of `exchange`, by `id` of those of a mixture
+        # The instructions of `exchange`, by `id` of those of a mixture.
+        self._tables: dict[int, np.ndarray] = {}
         try:
             for mixture in mixtures:
                 self._machines[id(mixture)] = CpuMachine(

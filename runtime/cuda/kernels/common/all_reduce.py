@@ -16,7 +16,6 @@ from ...ptx import (
     block_x,
     block_y,
     blocks_x,
-    cycles,
     fence_system,
     launch_dependents,
     load_acquire,
@@ -35,6 +34,7 @@ from ...ptx import (
     wait_for_grid,
 )
 from .common import store_quantized, warp_sum
+from .patience import patience_ends
 from .sums import SumArguments, begin_sum, send
 
 # Constants of the launch. CARDS: their number. ROWS: rows of the room for values of a card. EMIT: 2 if the
@@ -48,22 +48,6 @@ FLAG_BYTES = 128  # from one flag to the next: a line of the cache
 
 
 @device
-def patience_ends(until, errors, report):
-    """Of a wait that is not over yet: the cycle at which to ask again (0 at first), or -1 to give up."""
-    now = cycles()
-    if until == 0:
-        until = (now + SOON) & -2
-    elif now >= until:
-        if (until & 1) == 1 or load_acquire(errors) != 0:
-            store_release(errors, 1)
-            store_release(report, 1)
-            until = -1
-        else:
-            until = (now + PATIENCE) | 1
-    return until
-
-
-@device
 def wait_for_flag(address, number, errors, report):
     """Wait until a flag has the number of this sum."""
     found = load_acquire(address)
@@ -71,7 +55,7 @@ def wait_for_flag(address, number, errors, report):
     while found != number:
         found = load_acquire(address)
         if found != number:
-            until = patience_ends(until, errors, report)
+            until = patience_ends(until, SOON, PATIENCE, errors, report)
             if until == -1:
                 found = number
 
@@ -125,7 +109,7 @@ def all_reduce_few(args: FewRowsArguments):
             while flag != sent[0]:
                 value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
                 if flag != sent[0]:
-                    until = patience_ends(until, args.errors, args.report)
+                    until = patience_ends(until, SOON, PATIENCE, args.errors, args.report)
                     if until == -1:
                         flag = sent[0]
             total = total + value

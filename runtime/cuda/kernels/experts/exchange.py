@@ -6,7 +6,6 @@ from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     barrier,
-    cycles,
     fence_system,
     launch_dependents,
     load_acquire,
@@ -19,6 +18,7 @@ from ...ptx import (
     thread,
     wait_for_grid,
 )
+from ..common.patience import patience_ends
 
 # Constants of the launch. THREADS: of a block.
 THREADS = PDL = 0
@@ -64,16 +64,9 @@ def wait_for_answer(address, number, errors, report):
     while found < number:
         found = load_acquire(address)
         if found < number:
-            now = cycles()
-            if until == 0:
-                until = (now + SOON) & -2
-            elif now >= until:
-                if (until & 1) == 1 or load_acquire(errors) != 0:
-                    store_release(errors, 1)
-                    store_release(report, 1)
-                    found = number
-                else:
-                    until = (now + PATIENCE) | 1
+            until = patience_ends(until, SOON, PATIENCE, errors, report)
+            if until == -1:
+                found = number
 
 
 @device
