@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
-from ....quant.jit.levels import LANES
+from ....quant.jit.levels import LANES, LEVEL
 from ..simd.amx_sizes import BLOCKS, GROUPS, PAIRS, STEP_BYTES, SUM_BYTES, TILE, UNIT_BYTES
 from ..simd.amx_sizes import ROWS as TILE_ROWS
 from ..simd.tile_sizes import (
@@ -152,8 +152,13 @@ def pool_bytes(cache_type: str, head_dim: int, page_size: int) -> tuple[int, int
 MAX_QUERIES = 64  # queries in a tile at most; a query is one head of one row
 ROWS = 4  # queries that a register tile computes at once
 KEY_BLOCK = 64  # keys between two updates of the running maximum
+# Whether a tile of prompts unpacks quantised codes to int16 once for all its queries, not for ROWS at a time.
+UNPACK_TILES = LEVEL in ("avx512", "avx2")
 MAX_SPLITS = 16  # split-KV; one more if the window begins inside a split
 MIN_SPLIT = 64  # tokens of a split at least, in a decode step
+UNPACKED_BYTES = (
+    2 * KEY_BLOCK if UNPACK_TILES else 0
+)  # for each dimension of the keys, or the values, of a block
 
 
 class Scratch(NamedTuple):
@@ -175,6 +180,8 @@ class Scratch(NamedTuple):
     exponent_origins: int  # float32 [ROWS]: the score whose softmax numerator is 1
     block_sums: int  # float32 [ROWS]: sum of this block's numerators
     staging: int  # float32 [2, dim] and int8 [2, dim]
+    unpacked_keys: int  # int16 [dim / 2, KEY_BLOCK, 2], if UNPACK_TILES
+    unpacked_values: int  # int16 [KEY_BLOCK / 2, dim, 2], if UNPACK_TILES
     end: int
 
 
@@ -199,7 +206,9 @@ def scratch_at(base: int, n: int, dim: int) -> Scratch:
     exponent_origins = block_maxima + 64
     block_sums = exponent_origins + 64
     staging = block_sums + 64
-    end = staging + 10 * dim
+    unpacked_keys = staging + 10 * dim
+    unpacked_values = unpacked_keys + UNPACKED_BYTES * dim
+    end = unpacked_values + UNPACKED_BYTES * dim
     return Scratch(
         q,
         sums,
@@ -217,6 +226,8 @@ def scratch_at(base: int, n: int, dim: int) -> Scratch:
         exponent_origins,
         block_sums,
         staging,
+        unpacked_keys,
+        unpacked_values,
         end,
     )
 

@@ -32,7 +32,9 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd.vectors import F32, I32, intrinsic
 from .cache_vectors import KEYS, STEPS, VALUES, WIDTH
+from .dot8 import keep_order
 from .dot16 import add_products
+from .tile_sizes import GROUP, VECTOR
 
 
 def _zeros(kind: Any, vector: Any, rows: Any) -> Any:
@@ -121,6 +123,30 @@ def add_value_products(
 ) -> Any:
     """tile + softmax numerators · values; as `add_key_products`, `rows` being addresses of numerators."""
     return _products(VALUES, tile, kind, rows)
+
+
+@intrinsic
+def add_pair_products(typingctx: Any, tile: Any, rows: Any, at: Any, stride: Any) -> Any:
+    """tile + the outer products of 16 steps with vectors of int16 pairs from `at` on, `stride` bytes apart.
+
+    `rows` as in `add_key_products`. There is no loop, and the order of instructions needs few registers.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        start, numbers, where, distance = values
+        total = cgutils.unpack_tuple(builder, start, tile.count)
+        addresses = cgutils.unpack_tuple(builder, numbers, rows.count)
+        for step in range(GROUP // 2):
+            vectors = [load(builder, beside(builder, where, VECTOR * i), I32V, 4) for i in range(WIDTH)]
+            for row, address in enumerate(addresses):
+                x = splat(builder, load(builder, beside(builder, address, 4 * step), I32_, 4), I32V)
+                for i, vector in enumerate(vectors):
+                    j = WIDTH * row + i
+                    total[j] = add_products(builder, total[j], vector, x)
+            total, where = keep_order(builder, total), builder.add(where, distance)
+        return cgutils.pack_array(builder, total)
+
+    return signature(tile, tile, rows, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -18,6 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from ....quant.jit.levels import LANES, LEVEL
 from ....quant.jit.llvm_ir import (
@@ -81,6 +82,18 @@ def even_odd(builder: Any, codes: Any) -> list:
 
 
 # --- intrinsics, for kernels -----------------------------------------------------------------------------
+
+
+@instruction(I32, types.int64)
+def load_bytes(builder: Any, address: Any) -> Any:
+    """The 2 · LANES int8 at an address as pairs of int16."""
+    return bytes_as_pairs(builder, address)
+
+
+@instruction(types.UniTuple(I32, 2), types.int64)
+def load_nibbles(builder: Any, address: Any) -> Any:
+    """The low and the high signed nibbles of the 2 · LANES bytes at an address as pairs of int16."""
+    return cgutils.pack_array(builder, nibbles_as_pairs(builder, address))
 
 
 @instruction(types.float32, types.int64)

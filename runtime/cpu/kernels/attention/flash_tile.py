@@ -32,6 +32,7 @@ from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
 from ..common.vector_math import constant
+from .block_unpack import unpack_keys, unpack_values
 from .kv_cache import codes_bytes, limit_of, padded_dim, pieces, query_bytes
 from .rotation import rotate_head
 from .softmax import LIMIT, LOG2_E, initial_softmax, normalise_value_scales, slot_offset, update_softmax
@@ -142,6 +143,8 @@ def attend_tile(
             scales = values + codes_bytes(value_kind, a, s.page_size) + 2 * slot
             normalise_value_scales(a, m, scales, s.page_size, n, begin - at, end - at)
         b = Block(at, n, slot, s.page_size, keys, values, next_keys, next_values)
+        unpack_keys(key_kind, heights, a, m, b)
+        unpack_values(value_kind, heights, a, m, b)
         for i in range(0, n_queries, ROWS):
             count = min(ROWS, n_queries - i)
             score_tile(key_kind, heights, a, m, b, i, count)

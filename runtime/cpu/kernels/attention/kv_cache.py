@@ -32,7 +32,7 @@ from numba.extending import overload
 from .....quant.jit.decorators import jit
 from .....quant.jit.simd.memory import load_i32
 from ...abi.records import ATTENTION
-from ...abi.sizes import FLOAT_BYTES, key_and_value_types
+from ...abi.sizes import FLOAT_BYTES, UNPACK_TILES, key_and_value_types
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP  # dimensions that share a scale
 from ..common.access import record_reader
@@ -79,6 +79,11 @@ def pieces(key_kind: Codes, value_kind: Codes, a: Any, s: Any, sequence: int, po
     key_dim = padded_dim(a) if limit_of(key_kind) != 0 else a.head_dim
     keys = a.keys + vector_bytes(key_kind, tokens * key_dim)
     return keys, a.values + vector_bytes(value_kind, tokens * padded_dim(a))
+
+
+def unpacks(kind: Any, heights: Any) -> bool:
+    """Whether tiles of these heights unpack codes of this kind (`block_unpack`), given their Numba types."""
+    return UNPACK_TILES and heights.count == 1 and kind.value.name not in FLOAT_BYTES
 
 
 def vector_bytes(kind: Codes, n: int) -> int:

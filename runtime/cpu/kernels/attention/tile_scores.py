@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 from numba.extending import overload
 
+from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import splat_f32
 from .....quant.jit.simd.memory import loadv_f16
-from ...abi.sizes import FLOAT_BYTES, Scratch
+from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, Scratch
 from ...simd.attention_tile import (
     add_key_products,
+    add_pair_products,
     advanced,
     float_tile,
     int_tile,
@@ -23,7 +25,7 @@ from ...simd.attention_tile import (
 from ...simd.cache_vectors import STEPS, WIDTH
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP
-from .kv_cache import codes_bytes, padded_dim, query_bytes
+from .kv_cache import codes_bytes, padded_dim, query_bytes, unpacks
 from .softmax import LOWEST, score_rows
 
 TILE = WIDTH * LANES  # keys, or dimensions of values, of a register tile
@@ -58,6 +60,11 @@ def _choose_score_tile(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, 
         q = m.q + i * width
         _score_rows(kind, a, m, b, i, (q, q + width, q + 2 * width, q + 3 * width))
 
+    def full_unpacked(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count: Any) -> Any:
+        width = query_bytes(kind) * padded_dim(a)
+        q = m.q + i * width
+        _score_unpacked(kind, a, m, b, i, (q, q + width, q + 2 * width, q + 3 * width))
+
     def fitting(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count: Any) -> Any:
         width = query_bytes(kind) * padded_dim(a)
         q = m.q + i * width
@@ -66,7 +73,27 @@ def _choose_score_tile(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, 
         else:
             _score_rows(kind, a, m, b, i, (q, q + width, q + 2 * width))
 
+    if unpacks(kind, heights):
+        return full_unpacked
     return full if heights.count == 1 else fitting
+
+
+@jit
+def _score_unpacked(kind: Codes, a: Any, m: Scratch, b: Block, i: int, rows: tuple) -> None:
+    """The same for as many queries as `rows` has members, the addresses of the prepared queries, and for keys
+    that `unpack_keys` unpacked."""
+    highest, outs = same_for_each(splat_f32(LOWEST), rows), score_rows(m, rows)
+    scales = b.keys + codes_bytes(kind, a, b.page_size) + 2 * b.slot
+    for j in range(0, b.n, TILE):
+        at, scale, scalars, tile = m.unpacked_keys + 4 * j, scales + 2 * j, rows, float_tile(rows)
+        for _ in range(padded_dim(a) // GROUP):
+            sums = add_pair_products(int_tile(rows), scalars, at, 4 * KEY_BLOCK)
+            tile = scale_tile(tile, sums, loadv_f16(scale), loadv_f16(scale + 2 * LANES))
+            at, scale = at + GROUP * 2 * KEY_BLOCK, scale + 2 * b.page_size
+            scalars = advanced(scalars, 2 * GROUP)
+        highest = store_scores(tile, outs, 4 * LANES, m.score_scales + 4 * i, highest)
+        outs = advanced(outs, 4 * TILE)
+    store_highest(highest, m.block_maxima)
 
 
 def _score_rows(kind: Codes, a: Any, m: Scratch, b: Block, i: int, rows: tuple) -> None:

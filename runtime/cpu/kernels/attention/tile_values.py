@@ -6,9 +6,11 @@ from typing import Any
 
 from numba.extending import overload
 
+from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, Scratch
 from ...simd.attention_tile import (
+    add_pair_products,
     add_scaled,
     add_value_products,
     advanced,
@@ -19,7 +21,7 @@ from ...simd.attention_tile import (
 from ...simd.cache_vectors import STEPS
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP
-from .kv_cache import padded_dim
+from .kv_cache import padded_dim, unpacks
 from .softmax import score_rows, weight_rows
 from .tile_scores import TILE, Block
 
@@ -39,6 +41,11 @@ def _choose_add_values(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, 
         out = m.sums + i * width
         _add_rows(kind, a, m, b, (out, out + width, out + 2 * width, out + 3 * width))
 
+    def full_unpacked(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count: Any) -> Any:
+        width = 4 * padded_dim(a)
+        out = m.sums + i * width
+        _add_unpacked(a, m, b, (out, out + width, out + 2 * width, out + 3 * width))
+
     def fitting(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count: Any) -> Any:
         width = 4 * padded_dim(a)
         out = m.sums + i * width
@@ -47,7 +54,27 @@ def _choose_add_values(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, 
         else:
             _add_rows(kind, a, m, b, (out, out + width, out + 2 * width))
 
+    if unpacks(kind, heights):
+        return full_unpacked
     return full if heights.count == 1 else fitting
+
+
+@jit
+def _add_unpacked(a: Any, m: Scratch, b: Block, outs: tuple) -> None:
+    """The same for as many queries as `outs` has members, the addresses of their float32 [dim] sums, and for
+    values that `unpack_values` unpacked."""
+    dim = padded_dim(a)
+    rows, at, gap = weight_rows(a, m, outs), m.unpacked_values, 4 * LANES
+    for g in range(dim // GROUP):
+        some = outs
+        for _ in range(0, GROUP, TILE):
+            sums = add_pair_products(int_tile(rows), rows, at, 4 * dim)
+            if b.n > 32:
+                sums = add_pair_products(sums, advanced(rows, 64), at + 64 * dim, 4 * dim)
+            tile = load_tile(some, gap, m.rescale)
+            store_tile(add_scaled(tile, sums, m.int_scales + 64 * g), some, gap)
+            some, at = advanced(some, 4 * TILE), at + 4 * TILE
+        outs, rows = advanced(outs, 4 * GROUP), advanced(rows, 2 * KEY_BLOCK)
 
 
 def _add_rows(kind: Codes, a: Any, m: Scratch, b: Block, outs: tuple) -> None:
