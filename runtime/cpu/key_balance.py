@@ -12,8 +12,9 @@ and keys that have neither nothing is known, and nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from .. import ops
 from .abi.sizes import padded
 from .key_offsets import POSITIONS, mean_turn, turned_dims, writers
 
-SAMPLE = 16  # rows of a matrix whose weights are looked at
+SAMPLE = 4  # rows of a matrix whose weights are looked at
 SMALLEST = 1e-6  # of the mean square of all dimensions: the least that one is taken to have
 ALIKE = 1.05  # the largest factor by the smallest one, up to which they are not worth their time
 
@@ -43,7 +44,12 @@ def key_balance(program: ops.Program, offsets: Mapping[int, np.ndarray]) -> dict
     for at, op in enumerate(program.ops):
         if not isinstance(op, ops.Attend) or not op.append or op.v is op.k:
             continue
-        queries, keys = _moments(program, at, op.q, op.heads), _moments(program, at, op.k, op.kv_heads)
+        makers = [[*writers(program, at, x)] for x in (op.q, op.k)]
+        if not any(_tells_sizes(each) for _, each in chain(*makers)):
+            continue
+        queries, keys = (
+            _moments(program, *each) for each in zip(makers, (op.heads, op.kv_heads), strict=True)
+        )
         if queries is None or keys is None:
             continue
         kept = keys.square - keys.mean**2 if op.layer in offsets else keys.square
@@ -60,10 +66,14 @@ def _floored(square: np.ndarray) -> np.ndarray:
     return np.maximum(square, SMALLEST * square.mean(axis=1, keepdims=True))
 
 
-def _moments(program: ops.Program, at: int, x: ops.Buffer, heads: int) -> _Moments | None:
-    """Those of a buffer in front of op number `at`; None if its ops say too little."""
+def _tells_sizes(op: ops.Op) -> bool:
+    return isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None)
+
+
+def _moments(program: ops.Program, makers: Sequence[tuple[int, ops.Op]], heads: int) -> _Moments | None:
+    """Those of a buffer that `writers` makes; None if they say too little."""
     moments = None
-    for index, op in reversed(list(writers(program, at, x))):
+    for index, op in reversed(makers):
         if isinstance(op, ops.MatMul):
             if not op.accumulate:
                 moments = _of_product(program, index, op, heads)
@@ -103,7 +113,9 @@ def _normed(op: ops.RMSNorm, of: _Moments) -> _Moments:
 
 def _turned(op: ops.RoPE, of: _Moments) -> _Moments:
     """Those over all positions behind RoPE."""
-    cos, sin, cos_cos, cos_sin = mean_turn(np.asarray(op.inv_freq, np.float64).tobytes(), POSITIONS)
+    cos, sin = mean_turn(op.inv_freq, POSITIONS)
+    twice = mean_turn(2 * np.asarray(op.inv_freq, np.float64), POSITIONS)  # of twice the angle
+    cos_cos, cos_sin = (1 + twice[0]) / 2, twice[1] / 2
     first, second = turned_dims(op)
     mean, square = of.mean.copy(), of.square.copy()
     a, b, aa, bb = (x[:, half] for x in (of.mean, of.square) for half in (first, second))

@@ -8,7 +8,6 @@ dimensions that turn slowly it nearly stays where it is, and those are where it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
@@ -90,8 +89,7 @@ def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | No
 
 def _mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
     """The mean over POSITIONS of float64 [heads, head_dim] as RoPE turns it there."""
-    inv_freq = np.asarray(rope.inv_freq, np.float64)
-    cos, sin, _, _ = mean_turn(inv_freq.tobytes(), POSITIONS) * rope.attention_factor
+    cos, sin = (mean * rope.attention_factor for mean in mean_turn(rope.inv_freq, POSITIONS))
     first, second = turned_dims(rope)
     turned = heads.copy()
     a, b = heads[:, first], heads[:, second]
@@ -107,10 +105,13 @@ def turned_dims(rope: ops.RoPE) -> tuple[slice, slice]:
     return slice(start, start + half), slice(start + half, start + 2 * half)
 
 
-@lru_cache(maxsize=8)  # a start asks for each layer, and most models turn all of them alike
-def mean_turn(inv_freq: bytes, n_positions: int) -> np.ndarray:
-    """The means over positions of cos, sin, cos² and cos · sin, float64 [4, n]; `inv_freq` is the memory of
-    float64 [n]."""
-    angles = np.arange(n_positions)[:, None] * np.frombuffer(inv_freq)
-    cos, sin = np.cos(angles), np.sin(angles)
-    return np.stack([x.mean(axis=0) for x in (cos, sin, cos * cos, cos * sin)])
+def mean_turn(inv_freq: np.ndarray, n_positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """The means of cos and sin of position · inv_freq over positions from 0 on, float64 [n] each.
+
+    They are a geometric series of e^(i · inv_freq).
+    """
+    half = np.asarray(inv_freq, np.float64) / 2
+    steps = n_positions * np.sin(half)
+    length = np.divide(np.sin(n_positions * half), steps, out=np.ones_like(half), where=steps != 0)
+    middle = (n_positions - 1) * half
+    return length * np.cos(middle), length * np.sin(middle)

@@ -1,4 +1,4 @@
-"""What keys of a quantised cache are multiplied by, against queries and keys as the reference computes them."""
+"""What keys of a quantised cache are multiplied by, against queries and keys of the reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_norms(whole: ops.Program, weight: np.ndarray, groups: int) -> ops.Progr
 
 
 def measured(whole: ops.Program, offsets: dict[int, np.ndarray]) -> np.ndarray:
-    """√(query / key) of root mean squares in the first layer, [kv_heads, head_dim], the mean of each head 1."""
+    """√(query / key) of root mean squares in the first layer, [kv_heads, head_dim]; its mean is 1."""
     at, attend = next((i, op) for i, op in enumerate(whole.ops) if isinstance(op, ops.Attend))
     n = module.POSITIONS * 40
     rows = np.arange(n, dtype=np.int32)
