@@ -27,7 +27,7 @@ from .....quant.jit.simd.arithmetic import (
     splat_f32,
     to_i32,
 )
-from .....quant.jit.simd.memory import loadv_f32, prefetch, store_f32, store_i64, storev_f32
+from .....quant.jit.simd.memory import loadv_f32, prefetch_far, store_f32, store_i64, storev_f32
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
@@ -104,7 +104,7 @@ def _prefetch_scales(kind: Codes, a: Any, piece: int, page_size: int) -> None:
     if limit_of(kind) != 0:
         scales = piece + codes_bytes(kind, a, page_size)
         for line in range(scales, scales + padded_dim(a) // 16 * page_size, 64):
-            prefetch(line)
+            prefetch_far(line)
 
 
 @jit
