@@ -16,10 +16,11 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, key_and_value_types
+from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, rotated
 from .arena import Arena
 from .kept_panels import KeptPanels
-from .key_offsets import biased_layers, key_offsets, keys_have_outliers
+from .key_balance import key_balance
+from .key_offsets import biased_layers, key_offsets
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
@@ -75,7 +76,10 @@ class CpuMachine:
         self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
-        self._rotates = rotates_keys, rotates_values = rotated(program, self.kv_type.upper())
+        rotates_keys, _ = rotated(self.kv_type.upper())
+        offsets = key_offsets(program) if rotates_keys else {}
+        balance = key_balance(program, offsets) if rotates_keys else {}
+        self._balanced = bool(balance)
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -83,9 +87,8 @@ class CpuMachine:
             max_rows=self.max_rows,
             max_logits=self.max_logits,
             cache_type=self.kv_type.upper(),
-            rotates_keys=rotates_keys,
-            rotates_values=rotates_values,
-            key_offsets=key_offsets(program) if rotates_keys else {},
+            key_offsets=offsets,
+            key_balance=balance,
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress, kept, arena).lower()
@@ -225,7 +228,9 @@ class CpuMachine:
     def page_layout(self) -> str:
         """How a page's bytes are to be read; it depends on the width of vectors."""
         words = [pool.page_bytes // 4 for pool in self._pools]
-        how = {(True, True): " rotated", (False, True): " values rotated"}.get(self._rotates, "")
+        rotates = rotated(self.kv_type.upper())
+        how = {(True, True): " rotated", (False, True): " values rotated"}.get(rotates, "")
+        how += " balanced" if self._balanced else ""
         return f"cpu {self.kv_type}{how} {LANES} lanes, {self.page_size} tokens {words}"
 
     def read_page(self, page: int) -> np.ndarray:
@@ -294,13 +299,3 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
-
-
-def rotated(program: ops.Program, kind: str) -> tuple[bool, bool]:
-    """Whether a cache of type `kind` has keys rotated, and values (kernels/attention/rotation.py).
-
-    4 bits need that, and 8 bits where some dimensions of keys are far larger than others.
-    """
-    keys, values = key_and_value_types(kind)
-    rotates_keys = keys == "Q4_0" or (keys == "Q8_0" and keys_have_outliers(program))
-    return rotates_keys, values == "Q4_0" or (values == "Q8_0" and rotates_keys)

@@ -140,6 +140,12 @@ def key_and_value_types(cache_type: str) -> tuple[str, str]:
     return keys, values or keys
 
 
+def rotated(cache_type: str) -> tuple[bool, bool]:
+    """Whether a cache has keys rotated, and values (kernels/attention/rotation.py): what is quantised is."""
+    keys, values = key_and_value_types(cache_type)
+    return keys not in FLOAT_BYTES, values not in FLOAT_BYTES
+
+
 def piece_bytes(kind: str, dim: int, page_size: int) -> int:
     """Bytes of `page_size` vectors of `dim` numbers, an element type's codes with their scales."""
     if kind in FLOAT_BYTES:
