@@ -11,7 +11,7 @@ from typing import Any
 from numba.extending import overload
 
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd.memory import prefetch, storev_i32
+from .....quant.jit.simd.memory import prefetch_far, storev_i32
 from ...abi.sizes import KEY_BLOCK, Scratch
 from ...simd.dot8 import Codes
 from ...simd.dot16 import load_bytes, load_nibbles
@@ -41,8 +41,8 @@ def _choose_unpack_keys(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> Any:
         for _ in range(padded_dim(a) // 2):
             for j in range(0, b.n, LANES):
                 storev_i32(out + 4 * j, load_bytes(at + 2 * j))
-            prefetch(ahead)
-            prefetch(ahead + b.n)
+            prefetch_far(ahead)
+            prefetch_far(ahead + b.n)
             at, ahead, out = at + 2 * b.page_size, ahead + 2 * b.n, out + 4 * KEY_BLOCK
 
     def of_nibbles(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> Any:
@@ -52,8 +52,8 @@ def _choose_unpack_keys(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> Any:
                 low, high = load_nibbles(at + 2 * j)
                 storev_i32(out + 4 * j, low)
                 storev_i32(out + 4 * (KEY_BLOCK + j), high)
-            prefetch(ahead)
-            prefetch(ahead + b.n)
+            prefetch_far(ahead)
+            prefetch_far(ahead + b.n)
             at, ahead, out = at + 2 * b.page_size, ahead + 2 * b.n, out + 8 * KEY_BLOCK
 
     if not unpacks(kind, heights):
@@ -69,7 +69,7 @@ def _choose_unpack_values(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> An
         for i in range(0, size, 64):
             for j in range(i, i + 64, 2 * LANES):
                 storev_i32(out + 2 * j, load_bytes(at + j))
-            prefetch(ahead + i)
+            prefetch_far(ahead + i)
 
     def of_nibbles(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> Any:
         size = b.n * padded_dim(a) // 2
@@ -79,7 +79,7 @@ def _choose_unpack_values(kind: Any, heights: Any, a: Any, m: Any, b: Any) -> An
                 low, high = load_nibbles(at + i + j)
                 storev_i32(out + 4 * i + 2 * j, low)
                 storev_i32(out + 4 * i + 2 * j + 64, high)
-            prefetch(ahead + i)
+            prefetch_far(ahead + i)
 
     if not unpacks(kind, heights):
         return _nothing
