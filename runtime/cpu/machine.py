@@ -24,6 +24,7 @@ from .key_offsets import biased_layers, key_offsets
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
+from .page_pool import PagePool
 from .processors import default_threads
 from .step_inputs import StepInputs
 from .team import Team
@@ -91,9 +92,10 @@ class CpuMachine:
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress, kept, arena).lower()
-        self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
-            self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
-            for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
+        heads = {op.layer: op.kv_heads for op in program.ops if isinstance(op, ops.Attend)}
+        self._pools = [  # keys and values of each layer
+            PagePool(self._lowered.arena.floats(f"{kind} {layer}"), n_pages, heads[layer])
+            for layer in sorted(heads)
             for kind in ("keys", "values")
         ]
         self.team = team or Team(self.n_threads)
@@ -219,13 +221,13 @@ class CpuMachine:
     @property
     def page_bytes(self) -> tuple[int, ...]:
         """Bytes of a page's keys and values, for each layer of the cache."""
-        sizes = [4 * pool.shape[1] for pool in self._pools]
+        sizes = [pool.page_bytes for pool in self._pools]
         return tuple(keys + values for keys, values in zip(sizes[::2], sizes[1::2], strict=True))
 
     @property
     def page_layout(self) -> str:
         """How a page's bytes are to be read; it depends on the width of vectors."""
-        words = [pool.shape[1] for pool in self._pools]
+        words = [pool.page_bytes // 4 for pool in self._pools]
         rotates = rotated(self.kv_type.upper())
         how = {(True, True): " rotated", (False, True): " values rotated"}.get(rotates, "")
         how += " balanced" if self._balanced else ""
@@ -234,7 +236,7 @@ class CpuMachine:
     def read_page(self, page: int) -> np.ndarray:
         """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
         self._check_open()
-        parts = [pool[page].view(np.uint8) for pool in self._pools]
+        parts = [pool[page].reshape(-1) for pool in self._pools]
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     def write_page(self, page: int, content: np.ndarray) -> None:
@@ -242,9 +244,9 @@ class CpuMachine:
         self._check_open()
         at = 0
         for pool in self._pools:
-            n_bytes = pool[page].nbytes
-            pool[page].view(np.uint8)[:] = content[at : at + n_bytes]
-            at += n_bytes
+            piece = pool[page]
+            piece[:] = content[at : at + piece.size].reshape(piece.shape)
+            at += piece.size
 
     def _check_open(self) -> None:
         if self._closed or self.team.closed:
@@ -254,7 +256,7 @@ class CpuMachine:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         self._check_open()
         for pool in self._pools:
-            pool[target] = pool[source]
+            pool[target][:] = pool[source]
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
         """Contents of the `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each.

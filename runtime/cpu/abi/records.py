@@ -248,7 +248,7 @@ ATTENTION = record(
     "value_dim",  # at most head_dim
     "out",  # float32 [rows, heads · value_dim]; kernels that split the context write `partials` instead
     "out_stride",
-    "keys",  # the layer's pool of keys: [page, kv head] pieces of pool_bytes (kernels/attention/kv_cache.py)
+    "keys",  # the layer's pool of keys, as kernels/attention/kv_cache.py has it
     "values",  # the layer's pool of values
     "heads",
     "kv_heads",

@@ -112,6 +112,14 @@ def delta_scratch_bytes(key_dim: int, head_dim: int) -> int:
 # --- the KV cache (kernels/attention/kv_cache.py) --------------------------------------------------------
 
 PAGE_MULTIPLE = 32  # the page size is a multiple of this many tokens
+# Pages whose pieces of a kv head lie one behind the other: one-row attention reads these, and memory is
+# faster the longer the runs (docs/performance.md).
+PAGE_GROUP = 16
+
+
+def pool_pages(n_pages: int) -> int:
+    """Pages that a pool has room for, whole groups of them."""
+    return -(-n_pages // PAGE_GROUP) * PAGE_GROUP
 
 
 def padded(head_dim: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..abi.sizes import pool_bytes, rotated, rotation_block
+from ..abi.sizes import pool_bytes, pool_pages, rotated, rotation_block
 from ..arena import Arena, Region
 from .base import MachineConfig
 
@@ -16,7 +16,7 @@ from .base import MachineConfig
 def kv_pools(arena: Arena, op: ops.Attend, config: MachineConfig) -> tuple[Region, Region]:
     """The pools of keys and of values of the layer of an attention op."""
     key_bytes, value_bytes = pool_bytes(config.cache_type, op.head_dim, config.page_size)
-    pages = config.n_pages * op.kv_heads
+    pages = pool_pages(config.n_pages) * op.kv_heads
     keys = arena.rows(f"keys {op.layer}", 1, pages * key_bytes)
     return keys, arena.rows(f"values {op.layer}", 1, pages * value_bytes)
 

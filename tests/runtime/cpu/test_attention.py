@@ -61,7 +61,7 @@ class Cache:
         max_tokens = self.n_pages * self.page_size
         piece_bytes = sizes.pool_bytes(self.kind, self.head_dim, self.page_size)
         assert all(n % 64 == 0 for n in piece_bytes)
-        self.pools = [zeros(self.n_pages * self.kv_heads * n) for n in piece_bytes]
+        self.pools = [zeros(sizes.pool_pages(self.n_pages) * self.kv_heads * n) for n in piece_bytes]
         self.scratch_bytes = sizes.attention_scratch_bytes(self.head_dim)
         self.scratch = aligned_empty(self.n_threads * self.scratch_bytes)
         self.scratch.view(np.float32)[:] = np.nan
