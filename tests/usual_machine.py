@@ -1,4 +1,4 @@
-"""Bounds of processor time that hold on any machine: stated for a usual one, with which this one is compared."""
+"""Bounds of processor time that hold on any machine: stated for a usual one, and this one is compared."""
 
 from __future__ import annotations
 
