@@ -37,6 +37,14 @@ def _infinite_if_large(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) >= 65520 else value
 
 
+def _quotient(a: float, b: float) -> np.float32:
+    """a / b of two float32, correctly rounded; float64 in between does not change that."""
+    if b and abs(found := float(a) / float(b)) < 3e38:
+        return np.float32(found)
+    with np.errstate(all="ignore"):
+        return np.float32(a) / np.float32(b)
+
+
 @cache
 def _chosen_bytes(selector: int) -> tuple[tuple[int, int, int], ...]:
     """Of each byte of `permute_bytes`: the lowest bit of its source in the eight bytes, whether only that
@@ -235,8 +243,7 @@ def rsqrt(a: float) -> float:
 @instruction("div.rn.f32 $0, $1, $2;", "f", "ff")
 def div_f32(a: float, b: float) -> float:
     """a / b, correctly rounded."""
-    with np.errstate(all="ignore"):
-        return np.float32(np.float32(a) / np.float32(b))
+    return _quotient(a, b)
 
 
 @instruction("div.full.f32 $0, $1, $2;", "f", "ff")
@@ -244,8 +251,7 @@ def div_near(a: float, b: float) -> float:
     """a / b within two units in the last place, for kernels with wgmma. `div_f32` calls a subroutine for rare
     quotients, and where a kernel has any call, the driver's assembler makes each wgmma wait for its result.
     """
-    with np.errstate(all="ignore"):
-        return np.float32(np.float32(a) / np.float32(b))
+    return _quotient(a, b)
 
 
 @instruction("sqrt.rn.f32 $0, $1;", "f", "f")

@@ -1,0 +1,154 @@
+"""What instructions do in which the threads of a warp, or of four warps, take part together.
+
+Each is a function of the operands of its 32 or 128 threads, and has the result of each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def _shuffle_xor(operands: list[Any]) -> list[Any]:
+    return [operands[i ^ int(mask)][0] for i, (_, mask) in enumerate(operands)]
+
+
+def _shuffle(operands: list[Any]) -> list[Any]:
+    return [operands[int(lane) & 31][0] for _, lane in operands]
+
+
+def _matrices(operands: list[Any]) -> np.ndarray:
+    """Halves [4, 8, 8] at the 32 addresses of rows."""
+    import ctypes
+
+    rows = [np.frombuffer((ctypes.c_uint16 * 8).from_address(address), np.uint16) for (address,) in operands]
+    return np.array(rows, np.uint16).reshape(4, 8, 8)
+
+
+def _fragments(matrices: np.ndarray) -> list[Any]:
+    words = np.ascontiguousarray(matrices).view(np.int32)  # [4, 8, 4]
+    return [tuple(int(words[m, lane // 4, lane % 4]) for m in range(4)) for lane in range(32)]
+
+
+def _load_matrices(operands: list[Any]) -> list[Any]:
+    return _fragments(_matrices(operands))
+
+
+def _load_matrices_turned(operands: list[Any]) -> list[Any]:
+    return _fragments(_matrices(operands).transpose(0, 2, 1))
+
+
+def _mma_halves(operands: list[Any]) -> list[Any]:
+    words = (
+        np.array([[int(v) for v in o[:6]] for o in operands], np.int64).astype(np.uint32).astype(np.uint32)
+    )
+    halves = words.view(np.float16).reshape(32, 6, 2).astype(np.float32)
+    c = np.array([[float(v) for v in o[6:]] for o in operands], np.float32)
+    a, b, out = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        for i, (row, column) in enumerate(((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))):
+            a[row, column : column + 2] = halves[lane, i]
+        for i, row in enumerate((2 * t, 2 * t + 8)):
+            b[row : row + 2, g] = halves[lane, 4 + i]
+        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[lane, :2], c[lane, 2:]
+    out += a @ b
+    return [
+        (*out[lane // 4, 2 * (lane % 4) :][:2], *out[lane // 4 + 8, 2 * (lane % 4) :][:2])
+        for lane in range(32)
+    ]
+
+
+def _mma_bytes(operands: list[Any]) -> list[Any]:
+    """A 16 × 16 h and B 16 h × 8 of signed bytes, h = 1 or 2 by the number of operands."""
+    words = np.array([[int(v) for v in o[:-4]] for o in operands], np.int64).astype(np.uint32)
+    data, halves = words.view(np.int8).reshape(32, -1, 4).astype(np.int32), words.shape[1] // 3
+    a, b, out = np.zeros((16, 16 * halves), int), np.zeros((16 * halves, 8), int), np.zeros((16, 8), int)
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        for h in range(halves):
+            k = 16 * h + 4 * t
+            a[g, k : k + 4], a[g + 8, k : k + 4] = data[lane, 2 * h], data[lane, 2 * h + 1]
+            b[k : k + 4, g] = data[lane, 2 * halves + h]
+        c = [int(v) for v in operands[lane][-4:]]
+        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[:2], c[2:]
+    out += a @ b
+    return [
+        tuple(int(v) for g in (lane // 4, lane // 4 + 8) for v in out[g, 2 * (lane % 4) :][:2])
+        for lane in range(32)
+    ]
+
+
+def _group_products(operands: list[Any]) -> list[Any]:
+    """A 64 × 64 and B 64 × n, of 128 threads: see `ptx/tensor.py`."""
+    rows = 2 * (len(operands[0]) - 17)
+    return _add_product(operands, _swizzled_halves(operands, rows).reshape(rows, 64).T)
+
+
+def _group_products_alone(operands: list[Any]) -> list[Any]:
+    """The same without C, and B of 64 columns."""
+    return _group_products([(0.0,) * 32 + o for o in operands])
+
+
+def _group_products_turned(operands: list[Any]) -> list[Any]:
+    """The same with C, and rows of B for each of 64 k."""
+    n = 2 * (len(operands[0]) - 17)
+    blocks = _swizzled_halves(operands, n).reshape(n // 64, 64, 64)
+    return _add_product(operands, blocks.transpose(1, 0, 2).reshape(64, n))
+
+
+def _group_products_shared(operands: list[Any]) -> list[Any]:
+    """C, if there is one, and A · B of 64 × 64 both, of which only addresses are operands."""
+    a = _swizzled_halves(operands, 64, -2).reshape(4, 2, 8, 4, 2, 4, 2).transpose(0, 2, 5, 3, 4, 1, 6)
+    words = np.ascontiguousarray(a).view(np.int32).reshape(128, 16)
+    whole = [(*(o[:-2] or (0.0,) * 32), *words[t].tolist(), o[-1]) for t, o in enumerate(operands)]
+    return _group_products(whole)
+
+
+def _swizzled_halves(operands: list[Any], rows: int, which: int = -1) -> np.ndarray:
+    """Halves [rows, 8, 8] of so many rows of 128 bytes at the address that is operand number `which`."""
+    import ctypes
+
+    (address,) = {int(o[which]) for o in operands}
+    assert address % 1024 == 0
+    pieces = np.frombuffer((ctypes.c_uint16 * (64 * rows)).from_address(address), np.float16)
+    lines = np.arange(rows)[:, None]
+    return pieces.reshape(rows, 8, 8)[lines, np.arange(8) ^ lines % 8]
+
+
+def _add_product(operands: list[Any], b: np.ndarray) -> list[Any]:
+    """C + A · B, B of float16 [64, columns]."""
+    words = np.array([[int(v) for v in o[-17:-1]] for o in operands], np.int64).astype(np.uint32)
+    # [warp, g, t, 16 columns, which 8 of them, which row, 2] to [warp, row, g, 16 columns, 8 of them, t, 2]
+    a = words.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2).transpose(0, 5, 1, 3, 4, 2, 6)
+    product = a.astype(np.float32).reshape(64, 64) @ b.astype(np.float32)
+    c = np.array([[float(v) for v in o[:-17]] for o in operands], np.float32)
+    # [warp, row, g, 8 of B, t, 2] to [warp, g, t, 8 of B, row, 2]
+    c += product.reshape(4, 2, 8, b.shape[1] // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, -1)
+    return [tuple(line) for line in c]
+
+
+WARP = {
+    "warp_barrier": lambda operands: [None] * len(operands),
+    "shuffle_xor": _shuffle_xor,
+    "shuffle_xor_long": _shuffle_xor,
+    "shuffle": _shuffle,
+    "any_above": lambda operands: [int(any(a > b for a, b in operands))] * 32,
+    "warp_max_u32": lambda operands: [max(o[0] & 0xFFFFFFFF for o in operands)] * 32,
+    "warp_sum_s32": lambda operands: [sum(o[0] for o in operands)] * 32,
+    "ldmatrix": _load_matrices,
+    "ldmatrix_transposed": _load_matrices_turned,
+    "mma_f16": _mma_halves,
+    "mma_s8": _mma_bytes,
+    "mma_s8_k16": _mma_bytes,
+}
+
+GROUP = {
+    "wgmma": _group_products,
+    "wgmma_product_64": _group_products_alone,
+    "wgmma_turned": _group_products_turned,
+    "wgmma_shared_64": _group_products_shared,
+    "wgmma_shared_product_64": _group_products_shared,
+}
