@@ -19,10 +19,16 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from kukri.runtime.cuda.compile.stage import constants_for, stage
+from kukri.runtime.cuda.kernels.attention.scores import quad_maximum, quad_sum
+from kukri.runtime.cuda.kernels.common.common import warp_maximum, warp_sum
 from kukri.runtime.cuda.ptx import Instruction
 
 from .together import GROUP, WARP
 
+# Device functions that run as one instruction, since most instructions of a step would be theirs.
+REDUCTIONS: dict[Any, str] = {
+    function: function.__name__ for function in (quad_maximum, quad_sum, warp_maximum, warp_sum)
+}
 # Python 3.11 counts the depth of syntax trees once for all threads, so that two threads that read sources at
 # a time may get a SystemError (python/cpython issue 106905).
 _STAGING = Lock()
@@ -93,6 +99,8 @@ def _staged(function: Callable[..., Any], constants: tuple[tuple[str, Any], ...]
 def _resolve(found: Any, constants: Mapping[str, Any]) -> Any:
     if isinstance(found, str) and found == "float32":
         return np.float32
+    if (name := REDUCTIONS.get(found) if callable(found) else None) is not None:
+        return _TOGETHER[name]
     if isinstance(found, Instruction):
         return _TOGETHER.get(found.name, found.meaning)
     if getattr(found, "on_device", False):
@@ -134,9 +142,7 @@ def _run_blocks(
     alive.update(ready)
     passed: Counter[tuple[int, int]] = Counter()
     while alive:
-        while (
-            ready
-        ):  # a thread that waits goes on to the next by itself, so this is for those that have ended
+        while ready:  # a thread that waits goes on to the next by itself, this is for those that ended
             ready.popleft().switch()
         ready.extend(_answer([*alive], passed))
         assert ready or not alive, f"threads wait for each other: {[(t.number, t.request) for t in alive]}"

@@ -6,6 +6,7 @@ Each is a function of the operands of its 32 or 128 threads, and has the result 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,17 @@ import numpy as np
 
 def _shuffle_xor(operands: list[Any]) -> list[Any]:
     return [operands[i ^ int(mask)][0] for i, (_, mask) in enumerate(operands)]
+
+
+def _butterfly(combine: Callable[..., np.ndarray], *masks: int) -> Callable[[list[Any]], list[Any]]:
+    """A reduction by `shuffle_xor` with these masks, one after the other, as one instruction."""
+    lanes = np.arange(32)
+
+    def answer(operands: list[Any]) -> list[Any]:
+        values = np.array([value for (value,) in operands], np.float32)
+        return [*reduce(lambda v, mask: combine(v, v[lanes ^ mask]), masks, values)]
+
+    return answer
 
 
 def _shuffle(operands: list[Any]) -> list[Any]:
@@ -135,6 +147,10 @@ WARP = {
     "shuffle_xor": _shuffle_xor,
     "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
+    "warp_sum": _butterfly(np.add, 16, 8, 4, 2, 1),
+    "warp_maximum": _butterfly(np.fmax, 16, 8, 4, 2, 1),
+    "quad_sum": _butterfly(np.add, 1, 2),
+    "quad_maximum": _butterfly(np.fmax, 1, 2),
     "any_above": lambda operands: [int(any(a > b for a, b in operands))] * 32,
     "warp_max_u32": lambda operands: [max(o[0] & 0xFFFFFFFF for o in operands)] * 32,
     "warp_sum_s32": lambda operands: [sum(o[0] for o in operands)] * 32,
