@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, product, repeat
 from threading import Lock
 from typing import Any
@@ -53,11 +53,9 @@ class _Thread(greenlet):
     number: int
     index: int  # of its block in the cluster
     block: tuple[int, int, int]
-    grid: tuple[int, int, int]
-    shared: int
-    cluster: list[int]  # the shared memory of the blocks of its cluster
+    grid: tuple[int, ...]
+    cluster: _Cluster
     warp: _Warp
-    ready: deque[_Thread]  # threads of its cluster that wait for nobody, in the order in which they run
     request: tuple[str, tuple[Any, ...]] = ("", ())  # the instruction that it waits in, and its operands
     result: Any
 
@@ -80,9 +78,10 @@ def run(
     values = [_value(a) for a in arguments]
     grid = (*grid, 1, 1)[:3]
     assert grid[0] % cluster == 0
+    together = _Cluster(partial(staged, *values), cluster, threads, shared_bytes)
     for z, y, x in product(range(grid[2]), range(grid[1]), range(0, grid[0], cluster)):
-        blocks = [(x + i, y, z) for i in range(cluster)]
-        _run_blocks(staged, values, blocks, grid, threads, shared_bytes)
+        together.run([(x + i, y, z) for i in range(cluster)], grid)
+    together.close()
 
 
 def _value(argument: Any) -> Any:
@@ -108,44 +107,55 @@ def _resolve(found: Any, constants: Mapping[str, Any]) -> Any:
     return found
 
 
-def _run_blocks(
-    staged: Callable[..., Any],
-    values: list[Any],
-    blocks: list[tuple[int, int, int]],
-    grid: tuple[int, ...],
-    threads: int,
-    shared_bytes: int,
-) -> None:
-    """Run the blocks of a cluster."""
-    # NaN: nobody may read what was not written
-    memory = [np.full(shared_bytes + 1040, 0xFF, np.uint8) for _ in blocks]
-    # The same place in each block, which is no better aligned than a kernel may expect.
-    shared = [-(-each.ctypes.data // 1024) * 1024 + 16 for each in memory]
-    here = getcurrent()
-    alive: set[_Thread] = set()
-    ready: deque[_Thread] = deque()
+class _Cluster:
+    """Blocks that run together. One set of threads runs all clusters of a launch, one after the other: a new
+    greenlet costs two calls of the system."""
 
-    def body() -> None:
-        here.switch()  # all start here: a greenlet begins at the depth of recursion of the one that starts it
-        staged(*values)
-        alive.remove(getcurrent())
+    def __init__(self, program: Callable[[], None], blocks: int, threads: int, shared_bytes: int) -> None:
+        self._memory = [np.empty(shared_bytes + 1040, np.uint8) for _ in range(blocks)]
+        # The same place in each block, which is no better aligned than a kernel may expect.
+        self.shared = [-(-each.ctypes.data // 1024) * 1024 + 16 for each in self._memory]
+        self.ready: deque[_Thread] = deque()  # those that wait for nobody, in the order in which they run
+        self._alive: set[_Thread] = set()
+        self._threads: list[_Thread] = []
+        here = getcurrent()
 
-    for b, block in enumerate(blocks):
-        for i in range(threads):
+        def body() -> None:
+            # Between blocks it is here, where it also starts: a greenlet begins at the depth of recursion of
+            # the one that starts it.
+            while True:
+                here.switch()
+                program()
+                self._alive.remove(getcurrent())
+
+        for block, number in product(range(blocks), range(threads)):
             thread = _Thread(body)
-            thread.number, thread.index, thread.block, thread.grid = i, b, block, grid
-            thread.shared, thread.cluster, thread.ready = shared[b], shared, ready
-            thread.warp = ready[-1].warp if i % 32 else _Warp()
+            thread.number, thread.index, thread.cluster = number, block, self
+            thread.warp = self._threads[-1].warp if number % 32 else _Warp()
             thread.warp.lanes.append(thread)
-            ready.append(thread)
+            self._threads.append(thread)
             thread.switch()
-    alive.update(ready)
-    passed: Counter[tuple[int, int]] = Counter()
-    while alive:
-        while ready:  # a thread that waits goes on to the next by itself, this is for those that ended
-            ready.popleft().switch()
-        ready.extend(_answer([*alive], passed))
-        assert ready or not alive, f"threads wait for each other: {[(t.number, t.request) for t in alive]}"
+
+    def run(self, blocks: list[tuple[int, int, int]], grid: tuple[int, ...]) -> None:
+        """Run these blocks to their end."""
+        for each in self._memory:
+            each.fill(0xFF)  # NaN: nobody may read what was not written
+        for thread in self._threads:
+            thread.block, thread.grid = blocks[thread.index], grid
+        self._alive.update(self._threads)
+        self.ready.extend(self._threads)
+        passed: Counter[tuple[int, int]] = Counter()
+        while self._alive:
+            while self.ready:  # one that waits goes on to the next by itself, this is for those that ended
+                self.ready.popleft().switch()
+            self.ready.extend(_answer([*self._alive], passed))
+            waiting = [(thread.number, thread.request) for thread in self._alive]
+            assert self.ready or not waiting, f"threads wait for each other: {waiting}"
+
+    def close(self) -> None:
+        """End the threads, whose stacks would stay until the garbage collector comes."""
+        for thread in self._threads:
+            thread.throw()
 
 
 def _wait(name: str) -> Callable[..., Any]:
@@ -156,9 +166,9 @@ def _wait(name: str) -> Callable[..., Any]:
         thread.request = name, operands
         thread.warp.waiting += 1
         if thread.warp.answer(name):
-            thread.ready.extend(lane for lane in thread.warp.lanes if lane is not thread)
-        elif thread.ready:
-            thread.ready.popleft().switch()
+            thread.cluster.ready.extend(lane for lane in thread.warp.lanes if lane is not thread)
+        elif thread.cluster.ready:
+            thread.cluster.ready.popleft().switch()
         else:
             thread.parent.switch()
         return thread.result
@@ -211,6 +221,12 @@ def _by(threads: list[_Thread], key: Callable[[_Thread], int]) -> Iterator[tuple
     return ((value, [*members]) for value, members in groupby(ordered, key))
 
 
+def _shared(rank: int | None = None) -> int:
+    """Where the shared memory of a block of the cluster begins, or that of this thread's block."""
+    thread: _Thread = getcurrent()
+    return thread.cluster.shared[thread.index if rank is None else rank]
+
+
 _BLOCKS = "barrier", "cluster_barrier", "wait_for_turn", "pass_turn"
 
 _TOGETHER: dict[str, Callable[..., Any]] = {
@@ -221,8 +237,8 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "block_z": lambda: getcurrent().block[2],
     "blocks_x": lambda: getcurrent().grid[0],
     "blocks_y": lambda: getcurrent().grid[1],
-    "shared": lambda: getcurrent().shared,
-    "shared_of_block": lambda a, rank: a - getcurrent().shared + getcurrent().cluster[rank],
+    "shared": _shared,
+    "shared_of_block": lambda a, rank: a - _shared() + _shared(rank),
     "wait_for_grid": lambda: None,
     "launch_dependents": lambda: None,
     "fence": lambda: None,
