@@ -303,6 +303,8 @@ class _Stager(ast.NodeTransformer):
             return _UNKNOWN
         if isinstance(node, ast.Constant):
             return node.value
+        if isinstance(node, ast.Name):
+            return self._constants[node.id]
         expression = ast.fix_missing_locations(ast.Expression(node))
         return eval(compile(expression, "<constant>", "eval"), {}, self._constants)
 

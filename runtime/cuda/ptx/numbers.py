@@ -198,8 +198,8 @@ def add_f16x2(a: int, b: int) -> int:
 @instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr")
 def fma_f16x2(a: int, b: int, c: int) -> int:
     """a · b + c of two float16 each, rounded once."""
-    low, high = (x * y + z for x, y, z in zip(_f16(a), _f16(b), _f16(c), strict=True))
-    return _word(low, high)
+    (a_low, a_high), (b_low, b_high), (c_low, c_high) = _f16(a), _f16(b), _f16(c)
+    return _word(a_low * b_low + c_low, a_high * b_high + c_high)
 
 
 @instruction("max.f32 $0, $1, $2;", "f", "ff")

@@ -53,44 +53,30 @@ def _load_matrices_turned(operands: list[Any]) -> list[Any]:
 
 
 def _mma_halves(operands: list[Any]) -> list[Any]:
-    words = (
-        np.array([[int(v) for v in o[:6]] for o in operands], np.int64).astype(np.uint32).astype(np.uint32)
-    )
-    halves = words.view(np.float16).reshape(32, 6, 2).astype(np.float32)
-    c = np.array([[float(v) for v in o[6:]] for o in operands], np.float32)
-    a, b, out = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
-    for lane in range(32):
-        g, t = divmod(lane, 4)
-        for i, (row, column) in enumerate(((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))):
-            a[row, column : column + 2] = halves[lane, i]
-        for i, row in enumerate((2 * t, 2 * t + 8)):
-            b[row : row + 2, g] = halves[lane, 4 + i]
-        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[lane, :2], c[lane, 2:]
-    out += a @ b
-    return [
-        (*out[lane // 4, 2 * (lane % 4) :][:2], *out[lane // 4 + 8, 2 * (lane % 4) :][:2])
-        for lane in range(32)
-    ]
+    """A 16 × 16 and B 16 × 8 of float16. Lane 4 g + t has two of row g or g + 8 of A and of column g of B."""
+    words = np.array([o[:6] for o in operands], np.int64).astype(np.uint32)
+    halves = words.view(np.float16).astype(np.float32).reshape(8, 4, 6, 2)
+    (low, low_below, high, high_below, *rows) = (halves[:, :, i].reshape(8, 8) for i in range(6))
+    product = np.block([[low, high], [low_below, high_below]]) @ np.hstack(rows).T
+    c = np.array([o[6:] for o in operands], np.float32)
+    return [tuple(line) for line in c + _by_lane(product)]
+
+
+def _by_lane(tile: np.ndarray) -> np.ndarray:
+    """The four numbers of a tile [16, 8] that each lane has, as in C of an mma: [32, 4]."""
+    return np.ascontiguousarray(tile.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)).reshape(32, 4)
 
 
 def _mma_bytes(operands: list[Any]) -> list[Any]:
     """A 16 × 16 h and B 16 h × 8 of signed bytes, h = 1 or 2 by the number of operands."""
-    words = np.array([[int(v) for v in o[:-4]] for o in operands], np.int64).astype(np.uint32)
-    data, halves = words.view(np.int8).reshape(32, -1, 4).astype(np.int32), words.shape[1] // 3
-    a, b, out = np.zeros((16, 16 * halves), int), np.zeros((16 * halves, 8), int), np.zeros((16, 8), int)
-    for lane in range(32):
-        g, t = divmod(lane, 4)
-        for h in range(halves):
-            k = 16 * h + 4 * t
-            a[g, k : k + 4], a[g + 8, k : k + 4] = data[lane, 2 * h], data[lane, 2 * h + 1]
-            b[k : k + 4, g] = data[lane, 2 * halves + h]
-        c = [int(v) for v in operands[lane][-4:]]
-        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[:2], c[2:]
-    out += a @ b
-    return [
-        tuple(int(v) for g in (lane // 4, lane // 4 + 8) for v in out[g, 2 * (lane % 4) :][:2])
-        for lane in range(32)
-    ]
+    words = np.array([o[:-4] for o in operands], np.int64).astype(np.uint32)
+    data = words.view(np.int8).astype(np.int64).reshape(8, 4, -1, 4)
+    halves = data.shape[2] // 3
+    parts = [data[:, :, i].reshape(8, 16) for i in range(3 * halves)]
+    above, below, rows = parts[: 2 * halves : 2], parts[1 : 2 * halves : 2], parts[2 * halves :]
+    product = np.vstack([np.hstack(above), np.hstack(below)]) @ np.hstack(rows).T
+    c = np.array([o[-4:] for o in operands], np.int64)
+    return [tuple(line) for line in (c + _by_lane(product)).tolist()]
 
 
 def _group_products(operands: list[Any]) -> list[Any]:
@@ -132,11 +118,11 @@ def _swizzled_halves(operands: list[Any], rows: int, which: int = -1) -> np.ndar
 
 def _add_product(operands: list[Any], b: np.ndarray) -> list[Any]:
     """C + A · B, B of float16 [64, columns]."""
-    words = np.array([[int(v) for v in o[-17:-1]] for o in operands], np.int64).astype(np.uint32)
+    words = np.array([o[-17:-1] for o in operands], np.int64).astype(np.uint32)
     # [warp, g, t, 16 columns, which 8 of them, which row, 2] to [warp, row, g, 16 columns, 8 of them, t, 2]
     a = words.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2).transpose(0, 5, 1, 3, 4, 2, 6)
     product = a.astype(np.float32).reshape(64, 64) @ b.astype(np.float32)
-    c = np.array([[float(v) for v in o[:-17]] for o in operands], np.float32)
+    c = np.array([o[:-17] for o in operands], np.float32)
     # [warp, row, g, 8 of B, t, 2] to [warp, g, t, 8 of B, row, 2]
     c += product.reshape(4, 2, 8, b.shape[1] // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, -1)
     return [tuple(line) for line in c]
