@@ -8,7 +8,6 @@ dimensions that turn slowly it nearly stays where it is, and those are where it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
@@ -37,12 +36,6 @@ def key_offsets(program: ops.Program) -> dict[int, np.ndarray]:
     return {layer: offset for layer, offset in offsets.items() if layer not in absolute}
 
 
-def keys_have_outliers(program: ops.Program) -> bool:
-    """Whether keys have a bias or a norm with weights, so that some of their dimensions are far larger than
-    others, and a scale that they share is too coarse for the rest."""
-    return any(isinstance(w, ops.RMSNorm) or _has_bias(w) for _, w in _writers_of_keys(program))
-
-
 def biased_layers(program: ops.Program) -> set[int]:
     """The layers of the cache whose keys have a bias."""
     return {layer for layer, writer in _writers_of_keys(program) if _has_bias(writer)}
@@ -56,18 +49,20 @@ def _writers_of_keys(program: ops.Program) -> Iterator[tuple[int, ops.Op]]:
     """The ops that make the keys of each layer of the cache, with the layer."""
     for at, op in enumerate(program.ops):
         if isinstance(op, ops.Attend) and op.append:
-            for writer in _writers(program, at, op.k):
+            for _, writer in writers(program, at, op.k):
                 yield op.layer, writer
 
 
-def _writers(program: ops.Program, at: int, k: ops.Buffer) -> Iterator[ops.Op]:
-    """The ops in front of number `at` that make a buffer's contents, the last one first."""
-    for op in reversed(program.ops[:at]):
-        if isinstance(op, ops.Attend) and op.k == k:
+def writers(program: ops.Program, at: int, x: ops.Buffer) -> Iterator[tuple[int, ops.Op]]:
+    """The ops in front of number `at` that make a buffer's contents, with their numbers, last one first."""
+    for index in range(at - 1, -1, -1):
+        op = program.ops[index]
+        if isinstance(op, ops.Attend) and op.k == x:
             return
-        target = op.x if isinstance(op, ops.RoPE) else getattr(op, "out", None)
-        if target == k:
-            yield op
+        in_place = {ops.RoPE: "x", ops.ScaleQueries: "q"}
+        target = getattr(op, in_place.get(type(op), "out"), None)
+        if target == x:
+            yield index, op
             if isinstance(op, ops.MatMul) and not op.accumulate:
                 return
 
@@ -77,7 +72,7 @@ def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | No
     positions; None if they have none, or are changed in another way."""
     bias = None
     ropes: list[ops.RoPE] = []
-    for writer in _writers(program, at, op.k):
+    for _, writer in writers(program, at, op.k):
         if isinstance(writer, ops.RoPE):
             ropes.append(writer)
         elif isinstance(writer, ops.MatMul):
@@ -94,20 +89,29 @@ def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | No
 
 def _mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
     """The mean over POSITIONS of float64 [heads, head_dim] as RoPE turns it there."""
-    inv_freq = np.asarray(rope.inv_freq, np.float64)
-    cos, sin = (mean * rope.attention_factor for mean in _mean_turn(inv_freq.tobytes(), POSITIONS))
-    half, turned = len(rope.inv_freq), heads.copy()
-    part = turned[:, rope.start : rope.start + 2 * half]
-    first, second = (
-        (slice(0, None, 2), slice(1, None, 2)) if rope.interleaved else (slice(half), slice(half, None))
-    )
-    a, b = part[:, first].copy(), part[:, second].copy()
-    part[:, first], part[:, second] = a * cos - b * sin, b * cos + a * sin
+    cos, sin = (mean * rope.attention_factor for mean in mean_turn(rope.inv_freq, POSITIONS))
+    first, second = turned_dims(rope)
+    turned = heads.copy()
+    a, b = heads[:, first], heads[:, second]
+    turned[:, first], turned[:, second] = a * cos - b * sin, b * cos + a * sin
     return turned
 
 
-@lru_cache(maxsize=8)  # a start asks for each layer, and most models turn all of them alike
-def _mean_turn(inv_freq: bytes, n_positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """The means of cosine and sine over positions, float64 [n]; `inv_freq` is the memory of float64 [n]."""
-    angles = np.arange(n_positions)[:, None] * np.frombuffer(inv_freq)
-    return np.cos(angles).mean(axis=0), np.sin(angles).mean(axis=0)
+def turned_dims(rope: ops.RoPE) -> tuple[slice, slice]:
+    """The first and the second dimensions of the pairs that RoPE turns."""
+    start, half = rope.start, len(rope.inv_freq)
+    if rope.interleaved:
+        return slice(start, start + 2 * half, 2), slice(start + 1, start + 2 * half, 2)
+    return slice(start, start + half), slice(start + half, start + 2 * half)
+
+
+def mean_turn(inv_freq: np.ndarray, n_positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """The means of cos and sin of position · inv_freq over positions from 0 on, float64 [n] each.
+
+    They are a geometric series of e^(i · inv_freq).
+    """
+    half = np.asarray(inv_freq, np.float64) / 2
+    steps = n_positions * np.sin(half)
+    length = np.divide(np.sin(n_positions * half), steps, out=np.ones_like(half), where=steps != 0)
+    middle = (n_positions - 1) * half
+    return length * np.cos(middle), length * np.sin(middle)

@@ -16,13 +16,15 @@ from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, key_and_value_types
+from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, rotated
 from .arena import Arena
 from .kept_panels import KeptPanels
-from .key_offsets import biased_layers, key_offsets, keys_have_outliers
+from .key_balance import key_balance
+from .key_offsets import biased_layers, key_offsets
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
+from .page_pool import PagePool
 from .processors import default_threads
 from .step_inputs import StepInputs
 from .team import Team
@@ -74,7 +76,10 @@ class CpuMachine:
         self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
-        self._rotates = rotates_keys, rotates_values = rotated(program, self.kv_type.upper())
+        rotates_keys, _ = rotated(self.kv_type.upper())
+        offsets = key_offsets(program) if rotates_keys else {}
+        balance = key_balance(program, offsets) if rotates_keys else {}
+        self._balanced = bool(balance)
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -82,15 +87,15 @@ class CpuMachine:
             max_rows=self.max_rows,
             max_logits=self.max_logits,
             cache_type=self.kv_type.upper(),
-            rotates_keys=rotates_keys,
-            rotates_values=rotates_values,
-            key_offsets=key_offsets(program) if rotates_keys else {},
+            key_offsets=offsets,
+            key_balance=balance,
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress, kept, arena).lower()
-        self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
-            self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
-            for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
+        heads = {op.layer: op.kv_heads for op in program.ops if isinstance(op, ops.Attend)}
+        self._pools = [  # keys and values of each layer
+            PagePool(self._lowered.arena.floats(f"{kind} {layer}"), n_pages, heads[layer])
+            for layer in sorted(heads)
             for kind in ("keys", "values")
         ]
         self.team = team or Team(self.n_threads)
@@ -216,20 +221,22 @@ class CpuMachine:
     @property
     def page_bytes(self) -> tuple[int, ...]:
         """Bytes of a page's keys and values, for each layer of the cache."""
-        sizes = [4 * pool.shape[1] for pool in self._pools]
+        sizes = [pool.page_bytes for pool in self._pools]
         return tuple(keys + values for keys, values in zip(sizes[::2], sizes[1::2], strict=True))
 
     @property
     def page_layout(self) -> str:
         """How a page's bytes are to be read; it depends on the width of vectors."""
-        words = [pool.shape[1] for pool in self._pools]
-        how = {(True, True): " rotated", (False, True): " values rotated"}.get(self._rotates, "")
+        words = [pool.page_bytes // 4 for pool in self._pools]
+        rotates = rotated(self.kv_type.upper())
+        how = {(True, True): " rotated", (False, True): " values rotated"}.get(rotates, "")
+        how += " balanced" if self._balanced else ""
         return f"cpu {self.kv_type}{how} {LANES} lanes, {self.page_size} tokens {words}"
 
     def read_page(self, page: int) -> np.ndarray:
         """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
         self._check_open()
-        parts = [pool[page].view(np.uint8) for pool in self._pools]
+        parts = [pool[page].reshape(-1) for pool in self._pools]
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     def write_page(self, page: int, content: np.ndarray) -> None:
@@ -237,9 +244,9 @@ class CpuMachine:
         self._check_open()
         at = 0
         for pool in self._pools:
-            n_bytes = pool[page].nbytes
-            pool[page].view(np.uint8)[:] = content[at : at + n_bytes]
-            at += n_bytes
+            piece = pool[page]
+            piece[:] = content[at : at + piece.size].reshape(piece.shape)
+            at += piece.size
 
     def _check_open(self) -> None:
         if self._closed or self.team.closed:
@@ -249,7 +256,7 @@ class CpuMachine:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         self._check_open()
         for pool in self._pools:
-            pool[target] = pool[source]
+            pool[target][:] = pool[source]
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
         """Contents of the `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each.
@@ -292,13 +299,3 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
-
-
-def rotated(program: ops.Program, kind: str) -> tuple[bool, bool]:
-    """Whether a cache of type `kind` has keys rotated, and values (kernels/attention/rotation.py).
-
-    4 bits need that, and 8 bits where some dimensions of keys are far larger than others.
-    """
-    keys, values = key_and_value_types(kind)
-    rotates_keys = keys == "Q4_0" or (keys == "Q8_0" and keys_have_outliers(program))
-    return rotates_keys, values == "Q4_0" or (values == "Q8_0" and rotates_keys)

@@ -248,17 +248,19 @@ ATTENTION = record(
     "value_dim",  # at most head_dim
     "out",  # float32 [rows, heads · value_dim]; kernels that split the context write `partials` instead
     "out_stride",
-    "keys",  # the layer's pool of keys: [page, kv head] pieces of pool_bytes (kernels/attention/kv_cache.py)
+    "keys",  # the layer's pool of keys, as kernels/attention/kv_cache.py has it
     "values",  # the layer's pool of values
     "heads",
     "kv_heads",
     "head_dim",
     "window",  # sliding window: positions that a query attends to, its own included; 0: all
-    # Keys without their offset, and values, are rotated in blocks of so many dimensions
-    # (kernels/attention/rotation.py); 0: the cache has them as they are.
+    # Keys, without their offset and times their factors, and values are rotated in blocks of so many
+    # dimensions (kernels/attention/rotation.py); 0: the cache has them as they are.
     "key_rotation",
     "value_rotation",
     "key_offsets",  # float32 [kv_heads, padded head_dim]: what the cache's keys lack; 0: nothing
+    "key_factors",  # float32 [kv_heads, padded head_dim]: what they are multiplied by then; 0: 1
+    "query_factors",  # float32 [kv_heads, padded head_dim], 1 / key_factors
     "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",
     # DECODE_ATTENTIONS only:

@@ -112,6 +112,14 @@ def delta_scratch_bytes(key_dim: int, head_dim: int) -> int:
 # --- the KV cache (kernels/attention/kv_cache.py) --------------------------------------------------------
 
 PAGE_MULTIPLE = 32  # the page size is a multiple of this many tokens
+# Pages whose pieces of a kv head lie one behind the other: one-row attention reads these, and memory is
+# faster the longer the runs (docs/performance.md).
+PAGE_GROUP = 16
+
+
+def pool_pages(n_pages: int) -> int:
+    """Pages that a pool has room for, whole groups of them."""
+    return -(-n_pages // PAGE_GROUP) * PAGE_GROUP
 
 
 def padded(head_dim: int) -> int:
@@ -130,6 +138,12 @@ def key_and_value_types(cache_type: str) -> tuple[str, str]:
     """The element types of the keys and of the values in a cache of one of `CACHE_TYPES`."""
     keys, _, values = cache_type.partition("/")
     return keys, values or keys
+
+
+def rotated(cache_type: str) -> tuple[bool, bool]:
+    """Whether a cache has keys rotated, and values (kernels/attention/rotation.py): what is quantised is."""
+    keys, values = key_and_value_types(cache_type)
+    return keys not in FLOAT_BYTES, values not in FLOAT_BYTES
 
 
 def piece_bytes(kind: str, dim: int, page_size: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..abi.sizes import pool_bytes, rotation_block
+from ..abi.sizes import pool_bytes, pool_pages, rotated, rotation_block
 from ..arena import Arena, Region
 from .base import MachineConfig
 
@@ -16,7 +16,7 @@ from .base import MachineConfig
 def kv_pools(arena: Arena, op: ops.Attend, config: MachineConfig) -> tuple[Region, Region]:
     """The pools of keys and of values of the layer of an attention op."""
     key_bytes, value_bytes = pool_bytes(config.cache_type, op.head_dim, config.page_size)
-    pages = config.n_pages * op.kv_heads
+    pages = pool_pages(config.n_pages) * op.kv_heads
     keys = arena.rows(f"keys {op.layer}", 1, pages * key_bytes)
     return keys, arena.rows(f"values {op.layer}", 1, pages * value_bytes)
 
@@ -36,6 +36,7 @@ def attention_fields(
     if op.value_dim > op.head_dim:
         raise UnsupportedModel(f"values of {op.value_dim} dimensions and keys of only {op.head_dim}")
     block = rotation_block(op.head_dim, op.value_dim)
+    rotates_keys, rotates_values = rotated(config.cache_type)
     fields: dict[str, Any] = {
         "keys": keys.address,
         "values": values.address,
@@ -44,8 +45,8 @@ def attention_fields(
         "head_dim": op.head_dim,
         "value_step": op.head_dim if op.v is op.k else op.value_dim,
         "value_dim": op.value_dim,
-        "key_rotation": block if config.rotates_keys else 0,
-        "value_rotation": block if config.rotates_values else 0,
+        "key_rotation": block if rotates_keys else 0,
+        "value_rotation": block if rotates_values else 0,
         "append": op.append,
         "window": op.window,
         "scale": op.scale,
@@ -53,6 +54,9 @@ def attention_fields(
     }
     if op.layer in config.key_offsets:
         fields["key_offsets"] = arena.vector(config.key_offsets[op.layer].reshape(-1))
+    if op.layer in config.key_balance:
+        factors = config.key_balance[op.layer].reshape(-1)
+        fields["key_factors"], fields["query_factors"] = arena.vector(factors), arena.vector(1 / factors)
     if op.sinks is not None:  # the kernels' scores are powers of two
         fields["sinks"] = arena.vector(op.sinks * np.float32(np.log2(np.e)))
     for name, region in matrices.items():

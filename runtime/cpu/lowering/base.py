@@ -46,10 +46,10 @@ class MachineConfig:
     max_rows: int  # rows of a step at most
     max_logits: int  # rows of a step whose logits are computed, at most
     cache_type: str  # of the KV cache
-    rotates_keys: bool = False  # whether the cache holds keys rotated
-    rotates_values: bool = False
     # By layer of the cache, what its keys lack: float32 [kv_heads, padded head_dim] (key_offsets.py).
     key_offsets: Mapping[int, np.ndarray] = field(default_factory=dict)
+    # By layer, what they are multiplied by then, in the same shape (key_balance.py).
+    key_balance: Mapping[int, np.ndarray] = field(default_factory=dict)
     states: tuple[np.ndarray, ...] = ()  # states of recurrent ops, float32 [sequences, …] each
 
     def rows(self, buffer: ops.Buffer) -> int:

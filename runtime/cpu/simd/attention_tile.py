@@ -62,6 +62,11 @@ def _add_floats(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return multiply_add(builder, a, b, total)
 
 
+# Where products prefetch to. On the way to the L1 cache, lines hold its few entries for misses until they
+# come from memory, and products wait for their own loads (docs/performance.md).
+L2 = 2
+
+
 def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
     """Signature and code of the product loop; `readers` is `KEYS` or `VALUES`."""
     n_bytes, read = readers[kind.value.name]
@@ -81,7 +86,7 @@ def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
         iteration, at, ahead, addresses, total = *phis[:3], phis[3 : 3 + n_rows], phis[3 + n_rows :]
         vectors, next_at = read(builder, at, stride)
         for line in range(0, n_bytes, 64):
-            fetch(builder, beside(builder, ahead, line))
+            fetch(builder, beside(builder, ahead, line), L2)
         for step in range(STEPS):
             for row, address in enumerate(addresses):
                 x = splat(builder, load(builder, beside(builder, address, 4 * step), scalar, 4), vector)
@@ -110,7 +115,7 @@ def add_key_products(
 
     `rows` are the addresses of the queries, 4 bytes a step: float32 for float types, else a pair of int16.
     Keys of cache type `kind` are read from address `at` on, rows of memory `stride` bytes apart. As many
-    bytes are prefetched from `ahead` on.
+    bytes are prefetched from `ahead` on, into the L2 cache.
     """
     return _products(KEYS, tile, kind, rows)
 

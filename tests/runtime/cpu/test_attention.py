@@ -53,6 +53,7 @@ class Cache:
     angles: tuple[np.ndarray, np.ndarray] | None = None
     interleaved: bool = False
     key_mean: np.ndarray | None = None  # added to the keys of `rows`
+    key_sizes: np.ndarray | None = None  # [kv_heads, head_dim], by which they are larger, and queries smaller
     keep: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Cache:
         max_tokens = self.n_pages * self.page_size
         piece_bytes = sizes.pool_bytes(self.kind, self.head_dim, self.page_size)
         assert all(n % 64 == 0 for n in piece_bytes)
-        self.pools = [zeros(self.n_pages * self.kv_heads * n) for n in piece_bytes]
+        self.pools = [zeros(sizes.pool_pages(self.n_pages) * self.kv_heads * n) for n in piece_bytes]
         self.scratch_bytes = sizes.attention_scratch_bytes(self.head_dim)
         self.scratch = aligned_empty(self.n_threads * self.scratch_bytes)
         self.scratch.view(np.float32)[:] = np.nan
@@ -135,6 +136,9 @@ class Cache:
         """Random float32 q, k, v of n rows."""
         widths = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (rng.normal(size=(n, h * self.head_dim)).astype(np.float32) for h in widths)
+        if self.key_sizes is not None:
+            q /= np.repeat(self.key_sizes, self.heads // self.kv_heads, axis=0).ravel()
+            k *= self.key_sizes.ravel()
         return [q, k if self.key_mean is None else k + self.key_mean, v]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES, FLOAT_BYTES, key_and_value_types, rotation_block
 from kukri.runtime.cpu.kernels import KV_STORES
+from kukri.runtime.cpu.page_pool import PagePool
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.options import LoadOptions
 
@@ -129,8 +130,8 @@ def test_a_page_copied_is_the_same_cache(kind):
     page = cache.table.pages(0)[0]
     cache.table.extend(1, 32)
     for pool in cache.pools:
-        pieces = pool.reshape(cache.n_pages, -1)
-        pieces[cache.table.pages(1)[0]] = pieces[page]
+        pages = PagePool(pool, cache.n_pages, cache.kv_heads)
+        pages[cache.table.pages(1)[0]][:] = pages[page]
     outs = []
     for sequence in (0, 1):
         cache.table.extend(sequence, 1)

@@ -72,7 +72,7 @@ def _decode_kernel(key_kind: Codes, value_kind: Codes) -> EntryPoint:
                         if prepared != head:
                             copy_padded(q + 4 * (head + i) * a.head_dim, m.staging, a.head_dim, dim)
                             _norm_and_rope(a, m.staging, a.q_norm)
-                            prepare_query(key_kind, a, m, i, m.staging, position, position + 1)
+                            prepare_query(key_kind, a, m, i, kv_head, m.staging, position, position + 1)
                         reset_sums(a, m, i, -1)
                     prepared = head
                     attend_tile(

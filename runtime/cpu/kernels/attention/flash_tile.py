@@ -27,13 +27,13 @@ from .....quant.jit.simd.arithmetic import (
     splat_f32,
     to_i32,
 )
-from .....quant.jit.simd.memory import loadv_f32, prefetch, store_f32, store_i64, storev_f32
+from .....quant.jit.simd.memory import loadv_f32, prefetch_far, store_f32, store_i64, storev_f32
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
 from ..common.vector_math import constant
 from .kv_cache import codes_bytes, limit_of, padded_dim, pieces, query_bytes
-from .rotation import rotate_head
+from .rotation import turn_query
 from .softmax import LIMIT, LOG2_E, initial_softmax, normalise_value_scales, slot_offset, update_softmax
 from .tile_scores import Block, score_tile
 from .tile_values import add_values
@@ -44,8 +44,9 @@ FULL = (ROWS,)
 ANY = (3, ROWS)
 
 
-def _prepare_query(kind: Codes, a: Any, x: int, q: int) -> float:
-    """Convert a query, float32 [dim] at `x`, for products with keys: float32 or int16 [dim] to address `q`.
+def _prepare_query(kind: Codes, a: Any, h: int, x: int, q: int) -> float:
+    """Convert a query of kv head `h`, float32 [dim] at `x`, for products with keys: float32 or int16 [dim] to
+    address `q`.
 
     Returns the scale of the int16 query, 1 for float32. Where keys are rotated, x is, in place.
     """
@@ -53,15 +54,14 @@ def _prepare_query(kind: Codes, a: Any, x: int, q: int) -> float:
 
 
 @overload(_prepare_query, jit_options={"forceinline": True})
-def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
-    def floats(kind: Any, a: Any, x: Any, q: Any) -> Any:
+def _choose_prepare_query(kind: Any, a: Any, h: Any, x: Any, q: Any) -> Any:
+    def floats(kind: Any, a: Any, h: Any, x: Any, q: Any) -> Any:
         for d in range(0, 4 * padded_dim(a), 4 * LANES):
             storev_f32(q + d, loadv_f32(x + d))
         return np.float32(1.0)
 
-    def ints(kind: Any, a: Any, x: Any, q: Any) -> Any:
-        if a.key_rotation > 0:
-            rotate_head(x, a.head_dim, a.key_rotation)
+    def ints(kind: Any, a: Any, h: Any, x: Any, q: Any) -> Any:
+        turn_query(a, x, h)
         peak, total = constant(0.0), constant(0.0)
         for d in range(0, 4 * padded_dim(a), 4 * LANES):
             value = loadv_f32(x + d)
@@ -78,10 +78,10 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
 
 
 @jit
-def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int, end: int) -> None:
-    """Set query i of the tile: float32 [dim] at `x`, at a position of its sequence, of which it sees what is
-    in front of `end`."""
-    query_scale = _prepare_query(kind, a, x, m.q + i * query_bytes(kind) * padded_dim(a))
+def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, h: int, x: int, position: int, end: int) -> None:
+    """Set query i of the tile: float32 [dim] at `x`, of kv head `h`, at a position of its sequence, of which
+    it sees what is in front of `end`."""
+    query_scale = _prepare_query(kind, a, h, x, m.q + i * query_bytes(kind) * padded_dim(a))
     scale = a.scale if a.softcap > 0 else a.scale * LOG2_E
     store_f32(m.score_scales + 4 * i, np.float32(query_scale * scale))
     store_i64(m.visible + 16 * i, max(0, position - a.window + 1) if a.window > 0 else 0)
@@ -104,7 +104,7 @@ def _prefetch_scales(kind: Codes, a: Any, piece: int, page_size: int) -> None:
     if limit_of(kind) != 0:
         scales = piece + codes_bytes(kind, a, page_size)
         for line in range(scales, scales + padded_dim(a) // 16 * page_size, 64):
-            prefetch(line)
+            prefetch_far(line)
 
 
 @jit

@@ -1,9 +1,9 @@
 """The paged KV cache in memory: how each element type lays out a page, and addresses in it.
 
 For each page and kv head, the pool of keys and the pool of values hold one piece (`sizes.pool_bytes`), whose
-element types may differ. Tokens
-lie in the lanes of key vectors, and dimensions in the lanes of value vectors, so that neither scores nor
-weighted sums of values cross lanes:
+element types may differ. A pool is [group of PAGE_GROUP pages][kv head][page of the group]. In a piece,
+tokens lie in the lanes of key vectors, and dimensions in the lanes of value vectors, so that neither scores
+nor weighted sums of values cross lanes:
 
 ======  =====================================  ==============================================
 type    keys                                   values
@@ -32,7 +32,7 @@ from numba.extending import overload
 from .....quant.jit.decorators import jit
 from .....quant.jit.simd.memory import load_i32
 from ...abi.records import ATTENTION
-from ...abi.sizes import FLOAT_BYTES, key_and_value_types
+from ...abi.sizes import FLOAT_BYTES, PAGE_GROUP, key_and_value_types
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP  # dimensions that share a scale
 from ..common.access import record_reader
@@ -75,7 +75,8 @@ def page_of(s: Any, sequence: int, position: int) -> int:
 @jit
 def pieces(key_kind: Codes, value_kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int) -> Any:
     """(address of the keys, address of the values) of kv head `h` in the page of a position of a sequence."""
-    tokens = (page_of(s, sequence, position) * a.kv_heads + h) * s.page_size
+    page = page_of(s, sequence, position)
+    tokens = ((page // PAGE_GROUP * a.kv_heads + h) * PAGE_GROUP + page % PAGE_GROUP) * s.page_size
     key_dim = padded_dim(a) if limit_of(key_kind) != 0 else a.head_dim
     keys = a.keys + vector_bytes(key_kind, tokens * key_dim)
     return keys, a.values + vector_bytes(value_kind, tokens * padded_dim(a))

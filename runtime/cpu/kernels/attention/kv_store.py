@@ -16,7 +16,6 @@ from .....quant.jit.simd.memory import (
     loadv_f32,
     store_f16,
     store_f32,
-    storev_f32,
     storev_i8,
 )
 from ...abi.sizes import CACHE_TYPES, FLOAT_BYTES
@@ -28,7 +27,7 @@ from ..common.float_types import store_float
 from ..common.partition import partition_rows
 from ..common.vector_math import constant
 from .kv_cache import arguments_at, codes_bytes, kinds, limit_of, padded_dim, pieces, value_row
-from .rotation import rotate_head
+from .rotation import rotate_head, turn_key
 
 NAN: Any = np.float32(np.nan)
 ZERO: Any = np.float32(0.0)
@@ -41,13 +40,6 @@ def copy_padded(source: int, out: int, n: int, dim: int) -> None:
         store_f32(out + 4 * i, load_f32(source + 4 * i))
     for i in range(n, dim):
         store_f32(out + 4 * i, ZERO)
-
-
-@jit
-def _subtract(x: int, offset: int, dim: int) -> None:
-    """x - offset, float32 [dim], in place."""
-    for d in range(0, 4 * dim, 4 * LANES):
-        storev_f32(x + d, loadv_f32(x + d) - loadv_f32(offset + d))
 
 
 @jit
@@ -224,11 +216,9 @@ def store_token(
     `k` and `v` are addresses of float32 [dim], padded with zeros; `codes` is scratch of dim bytes. What the
     cache has rotated is changed in place.
     """
-    dim, slot = padded_dim(a), position % s.page_size
-    if limit_of(key_kind) != 0 and a.key_rotation > 0:
-        if a.key_offsets != 0:
-            _subtract(k, a.key_offsets + 4 * h * dim, dim)
-        rotate_head(k, a.head_dim, a.key_rotation)
+    slot = position % s.page_size
+    if limit_of(key_kind) != 0:
+        turn_key(a, k, h)
     if limit_of(value_kind) != 0 and a.value_rotation > 0:
         rotate_head(v, a.value_dim, a.value_rotation)
     keys, values = pieces(key_kind, value_kind, a, s, sequence, position, h)

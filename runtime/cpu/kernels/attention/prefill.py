@@ -132,7 +132,9 @@ def _prefill_kernel(key_kind: Codes, value_kind: Codes) -> EntryPoint:
                     t, h = row + i // heads, head + i % heads
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.staging, a.head_dim, dim)
                     position = np.int64(load_i32(s.positions + 4 * t))
-                    prepare_query(key_kind, a, m, i, m.staging, position, visible_end(a, t, position))
+                    prepare_query(
+                        key_kind, a, m, i, kv_head, m.staging, position, visible_end(a, t, position)
+                    )
                     reset_sums(a, m, i, h if a.partials == 0 else -1)
                 low, high = max(begin, split * length), min(highest + 1, (split + 1) * length)
                 end, queries = highest + 1, n * heads

@@ -17,6 +17,7 @@ from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import mix_lanes, splat_f32
 from .....quant.jit.simd.memory import load_f32, loadv_f32, store_f32, storev_f32
+from .kv_cache import padded_dim
 
 
 @jit
@@ -46,6 +47,36 @@ def rotate_head(x: int, dim: int, block: int) -> None:
         half *= 2
     for d in range(x, x + 4 * dim, 4):
         store_f32(d, load_f32(d) * factor)
+
+
+@jit
+def turn_key(a: Any, k: int, h: int) -> None:
+    """Make what the cache keeps of float32 [padded head_dim] at `k`, a key of kv head `h`, in place: without
+    its offset, times its factors, rotated."""
+    if a.key_rotation > 0:
+        dim = padded_dim(a)
+        if a.key_offsets != 0:
+            for d in range(0, 4 * dim, 4 * LANES):
+                storev_f32(k + d, loadv_f32(k + d) - loadv_f32(a.key_offsets + 4 * h * dim + d))
+        if a.key_factors != 0:
+            _multiply(k, a.key_factors + 4 * h * dim, dim)
+        rotate_head(k, a.head_dim, a.key_rotation)
+
+
+@jit
+def turn_query(a: Any, q: int, h: int) -> None:
+    """Make of float32 [padded head_dim] at `q`, a query of kv head `h`, what such keys are multiplied by."""
+    if a.key_rotation > 0:
+        if a.query_factors != 0:
+            _multiply(q, a.query_factors + 4 * h * padded_dim(a), padded_dim(a))
+        rotate_head(q, a.head_dim, a.key_rotation)
+
+
+@jit
+def _multiply(x: int, factors: int, dim: int) -> None:
+    """x · factors, float32 [dim], in place."""
+    for d in range(0, 4 * dim, 4 * LANES):
+        storev_f32(x + d, loadv_f32(x + d) * loadv_f32(factors + d))
 
 
 @jit

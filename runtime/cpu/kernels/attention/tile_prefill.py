@@ -36,7 +36,7 @@ from ..common.access import step_at
 from .kv_cache import arguments_at, kinds, padded_dim, pieces
 from .kv_store import copy_padded
 from .prefill import rows_for_others, run_of_rows, visible_end
-from .rotation import rotate_back, rotate_head
+from .rotation import rotate_back, turn_query
 from .softmax import LOG2_E, initial_softmax
 from .tile_softmax import PAIR, reset_query, update_tile
 from .tile_unpack import unpack_keys, unpack_values
@@ -62,12 +62,12 @@ def _is_own(task: int, thread: int, n_threads: int) -> bool:
 
 
 @jit
-def _set_query(a: Any, m: TileScratch, i: int, x: int, parts: int) -> None:
-    """Write query number i, float32 [head_dim] at `x`, with the factor of scores, as a row of its tiles."""
+def _set_query(a: Any, m: TileScratch, i: int, h: int, x: int, parts: int) -> None:
+    """Write query number i, of kv head `h`, float32 [head_dim] at `x`, with the factor of scores, as a row of
+    its tiles."""
     dim = padded_dim(a)
     copy_padded(x, m.staging, a.head_dim, dim)
-    if a.key_rotation > 0:
-        rotate_head(m.staging, a.head_dim, a.key_rotation)
+    turn_query(a, m.staging, h)
     scale = splat_f32(np.float32(a.scale if a.softcap > 0 else a.scale * LOG2_E))
     at, rest = m.q + i // ROWS * parts * dim // GROUP * TILE + i % ROWS * 64, dim // GROUP * TILE
     for d in range(m.staging, m.staging + 4 * dim, 4 * GROUP):
@@ -84,7 +84,7 @@ def _clear_query(a: Any, m: TileScratch, i: int, parts: int) -> None:
     """Fill the place of query number i, which is none, with zeros."""
     for d in range(padded_dim(a)):
         store_f32(m.staging + 4 * d, np.float32(0.0))
-    _set_query(a, m, i, m.staging, parts)
+    _set_query(a, m, i, 0, m.staging, parts)
     store_i64(m.visible + 16 * i, 0)
     store_i64(m.visible + 16 * i + 8, UNSEEN)
     reset_query(a, m, i, np.float32(0.0), np.float32(1.0))
@@ -175,12 +175,15 @@ def tile_attention(key_kind: Codes, value_kind: Codes, unit: TileUnit) -> EntryP
                 add_values(a, m, tile, runs)
 
     @jit
-    def set_queries(a: Any, s: Any, m: TileScratch, row: int, n: int, head: int, heads: int) -> int:
-        """Set the queries of n rows from number `row` on and of `heads` heads; returns how many tiles."""
+    def set_queries(
+        a: Any, s: Any, m: TileScratch, row: int, n: int, kv_head: int, head: int, heads: int
+    ) -> int:
+        """Set the queries of n rows from number `row` on and of `heads` heads of a kv head; returns how many
+        tiles."""
         for i in range(n * heads):
             t, h = row + i // heads, head + i % heads
             position = np.int64(load_i32(s.positions + 4 * t))
-            _set_query(a, m, i, a.q + t * a.q_stride + 4 * h * a.head_dim, key_parts)
+            _set_query(a, m, i, kv_head, a.q + t * a.q_stride + 4 * h * a.head_dim, key_parts)
             store_i64(m.visible + 16 * i, max(0, position - a.window + 1) if a.window > 0 else 0)
             store_i64(m.visible + 16 * i + 8, visible_end(a, t, position))
             maximum_score, denominator = initial_softmax(a, h)
@@ -217,7 +220,7 @@ def tile_attention(key_kind: Codes, value_kind: Codes, unit: TileUnit) -> EntryP
                 if _is_own(task, thread, s.n_threads):
                     kv_head, head = part // parts, part // parts * group + part % parts * tile_heads
                     heads = min(tile_heads, (kv_head + 1) * group - head)
-                    tiles = set_queries(a, s, m, row, n, head, heads)
+                    tiles = set_queries(a, s, m, row, n, kv_head, head, heads)
                     attend(a, s, m, tiles, sequence, kv_head, first, highest + 1)
                     for i in range(n * heads):
                         out = a.out + (row + i // heads) * a.out_stride
