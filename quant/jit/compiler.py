@@ -17,7 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUContext
 
 from .kernel_cache import SYMBOL
-from .levels import cpu_features
+from .levels import LEVEL, cpu_features, features_of
 
 # What Numba compiled, kept for as long as the process lives: LLVM may call its code library for the addresses
 # of symbols at any later compilation, and crashes if that has been collected.
@@ -40,8 +40,9 @@ def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tu
     for symbol in module.functions:
         if not symbol.is_declaration and symbol.name != SYMBOL:
             symbol.linkage = "internal"
+    features = llvm.FeatureMap(features_of(LEVEL, cpu_features()))
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=cpu_features().flatten(), opt=3, jit=True
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, jit=True
     )
     _optimize(module, machine)
     outside = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]

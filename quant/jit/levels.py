@@ -73,6 +73,16 @@ def _mac_features() -> dict[str, bool]:
     return {"dotprod": True, "i8mm": mac_number("hw.optional.arm.FEAT_I8MM") == 1}
 
 
+def features_of(level: str, has: dict[str, bool]) -> dict[str, bool]:
+    """The CPU's features `has` without those that code of a level must do without.
+
+    Otherwise LLVM would use them where a lower level is forced: it makes one instruction of vpmaddwd and
+    vpaddd where there is VNNI, and takes 32 registers where there is AVX-512.
+    """
+    beyond = {"avx512": ("avx512vnni", "avxvnni"), "avx2": ("avx512", "evex512", "avxvnni")}.get(level, ())
+    return {feature: there and not feature.startswith(beyond) for feature, there in has.items()}
+
+
 def supported_levels() -> list[str]:
     """The levels that this CPU supports, best first."""
     has = cpu_features()

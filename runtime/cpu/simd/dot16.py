@@ -74,6 +74,12 @@ def nibbles_as_pairs(builder: Any, address: Any) -> list:
     return [builder.bitcast(v, I32V) for v in (low, builder.ashr(wide, four))]
 
 
+def even_odd(builder: Any, codes: Any) -> list:
+    """The even and the odd int8 of a vector of int16 with two each, as two vectors of int16."""
+    eight = all_lanes(codes.type, 8)
+    return [builder.ashr(builder.shl(codes, eight), eight), builder.ashr(codes, eight)]
+
+
 # --- intrinsics, for kernels -----------------------------------------------------------------------------
 
 

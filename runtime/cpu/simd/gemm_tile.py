@@ -1,12 +1,17 @@
 """The register tile of a gemm: PANELS panels of 8-bit weight codes times TOKENS rows of activations.
 
-Both operands are packed into records at constant offsets, the same for all block formats:
+Both operands are packed into records at constant offsets, the same for all block formats of 8-bit codes:
 
 * weights, one record a group of 32 columns: for each panel 8 I32 of codes, then for each panel its factors
   (`TileCodes.factors` of them, see `store_factor`): scale(s), then negative minimum(s), if there are any;
 * activations, one record a group: for each token 32 int8 codes, or for each TOGETHER tokens 8 codes of each
   in turn; then, float32 [TOKENS] each, the scales, the sums of the 32 values, of the first 16 and of the last
   16.
+
+At levels avx512 and avx2 products of signed 8-bit codes take four instructions, two of them to keep sums of
+two from overflowing 16 bits. As int16 (`TileCodes.wide`) half as many take two: weights of such a format are
+unpacked to 16 I32 of int16 pairs a panel, and records of activations are made anew for each pair of panels
+(`widen_record`). `dot16.even_odd` has the order. The sums are the same integers.
 
 With 16 vector registers a tile is 2 panels x 3 tokens: six integer sums, six float32 accumulators, two words
 of weights and one broadcast word of activations. With 32 registers it is 2 panels x 6 tokens.
@@ -25,7 +30,10 @@ from numba.core.typing.templates import signature
 from ....quant.jit.levels import ARM64, LEVEL
 from ....quant.jit.llvm_ir import (
     F32V,
+    FLOAT,
     I8V,
+    I16,
+    I16V,
     I32V,
     I64,
     all_lanes,
@@ -33,10 +41,11 @@ from ....quant.jit.llvm_ir import (
     load,
     store,
 )
-from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
+from ....quant.jit.simd.vectors import F32, I32, compile_time, instruction, intrinsic
 from .dot8 import VNNI, Codes
+from .dot16 import even_odd
 from .matrix_products import in_pairs, joined
-from .tile_group import CELLS, Factors, Group, by_part, by_token, token_offset
+from .tile_group import CELLS, Factors, Group, by_part, by_token, token_offset, wide_offset
 from .tile_sizes import (
     GROUP,
     GROUP_SUMS,
@@ -47,6 +56,7 @@ from .tile_sizes import (
     TOGETHER,
     TOKENS,
     VECTOR,
+    WIDE_SCALES,
     weights_record,
 )
 
@@ -62,6 +72,7 @@ class TileCodes:
     minimum: bool  # a negative minimum is added to each weight
     offset: int = 0  # packed code of the number 0, which the minimum accounts for
     shift: int = 0  # packed code minus the format's own code
+    wide: bool = False  # packed as int16
 
     @property
     def factors(self) -> int:
@@ -69,9 +80,14 @@ class TileCodes:
         return (1 + self.halves) * (1 + self.minimum)
 
     @property
+    def vectors(self) -> int:
+        """Vectors of codes of a group of a panel."""
+        return 16 if self.wide else 8
+
+    @property
     def record(self) -> int:
         """Bytes of a group of packed weights of all panels."""
-        return weights_record(self.factors)
+        return weights_record(self.factors, self.vectors)
 
 
 def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
@@ -86,21 +102,23 @@ def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
         limit, signed, offset = 2 * codes.limit, False, codes.limit  # unsigned ones can be summed in 16 bits
     elif ARM64:
         signed, offset = True, 0  # sdot and smmla take signed ones, so that no offset is left
-    return TileCodes(limit, signed, halves, minimum or offset != 0, offset, offset - codes.zero)
+    wide = signed and not halves and LEVEL in ("avx512", "avx2")
+    return TileCodes(limit, signed, halves, minimum or offset != 0, offset, offset - codes.zero, wide)
 
 
 @intrinsic
 def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) -> Any:
     """sums + the products of one group; `sums` is a tuple of PANELS · TOKENS F32 (`tile_group.CELLS`).
 
-    `weights` and `x` are the addresses of the records of weights and of activations.
+    `weights` and `x` are the addresses of the records of weights and of activations, both wide or neither.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         before, w, at, _ = values
         totals = dict(zip(CELLS, cgutils.unpack_tuple(builder, before, len(CELLS)), strict=True))
-        xs = [beside(builder, at, token_offset(t)) for t in range(TOKENS)]
-        group = Group(builder, w, xs, Factors(builder, beside(builder, at, SCALES)), codes.value)
+        offset, scales = (wide_offset, WIDE_SCALES) if codes.value.wide else (token_offset, SCALES)
+        xs = [beside(builder, at, offset(t)) for t in range(TOKENS)]
+        group = Group(builder, w, xs, Factors(builder, beside(builder, at, scales)), codes.value)
         for half in range(1 + codes.value.halves):
             first = (LOW_SUMS, HIGH_SUMS)[half] if codes.value.halves else GROUP_SUMS
             sums_of_x = Factors(builder, beside(builder, at, first)) if codes.value.minimum else None
@@ -108,6 +126,25 @@ def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) ->
         return context.make_tuple(builder, sig.return_type, [totals[cell] for cell in CELLS])
 
     return signature(sums, sums, types.int64, types.int64, codes), codegen
+
+
+@instruction(types.none, types.int64, types.int64)
+def widen_record(builder: Any, x: Any, to: Any) -> None:
+    """Make a record of activations for wide codes of that at address `x`: the codes of each token as int16, 8
+    pairs of even columns, then 8 of odd ones; then the scales."""
+    for t in range(TOKENS):
+        codes = load(builder, beside(builder, x, GROUP * t), ir.VectorType(I16, GROUP // 2), 4)
+        for odd, part in enumerate(even_odd(builder, codes)):
+            store(builder, part, beside(builder, to, GROUP * (2 * t + odd)), 4)
+        scale = load(builder, beside(builder, x, SCALES + 4 * t), FLOAT, 4)
+        store(builder, scale, beside(builder, to, WIDE_SCALES + 4 * t), 4)
+
+
+@instruction(types.UniTuple(I32, 2), I32)
+def wide_codes(builder: Any, word: Any) -> Any:
+    """A word of four signed codes a lane as two I32 of pairs of int16: the even and the odd ones."""
+    parts = even_odd(builder, builder.bitcast(word, I16V))
+    return cgutils.pack_array(builder, [builder.bitcast(part, I32V) for part in parts])
 
 
 @intrinsic

@@ -4,6 +4,7 @@ The sums, of a group or of half of it:
 
 =======================  ====================================================================================
 levels of x86-64, plain  a word of each panel meets every token's four activations, broadcast (`dot8`)
+avx512, avx2             the same for codes of int16, two by two (`dot16`), where 8-bit ones are signed
 neon                     the same for three tokens at a time; sdot takes a lane of 16 activations in place of
                          a broadcast, so that they are loaded once
 i8mm                     smmla: 8 columns of two rows of weights meet 8 columns of two tokens
@@ -30,6 +31,7 @@ from ....quant.jit.llvm_ir import (
     FLOAT,
     I8,
     I8V,
+    I16V,
     I32_,
     I32V,
     all_lanes,
@@ -41,6 +43,7 @@ from ....quant.jit.llvm_ir import (
     vector_of,
 )
 from .dot8 import Sums, broadcast4, keep_order
+from .dot16 import add_products, even_odd
 from .matrix_products import first_halves, joined, smmla
 from .tile_sizes import GROUP, PANELS, TOGETHER, TOKENS, VECTOR
 
@@ -91,6 +94,26 @@ def _passes(codes: Any, count: int) -> list[range]:
     return [range(TOKENS)]
 
 
+def _by_int16(
+    builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
+) -> dict:
+    """By pairs of int16; `xs` are the addresses of codes that `gemm_tile.widen_record` wrote, or of int8."""
+    sums = dict.fromkeys(CELLS, all_lanes(I32V, 0))
+    for i in range(first, first + count):
+        for odd in range(2):
+            words = [vector(codes.vectors * p + 2 * i + odd, I32V) for p in range(PANELS)]
+            for t in range(TOKENS):
+                if in_record:
+                    x = broadcast4(builder, xs[t], GROUP * odd + 4 * i)
+                else:
+                    x = even_odd(builder, builder.bitcast(broadcast4(builder, xs[t], 4 * i), I16V))[odd]
+                for p in range(PANELS):
+                    cell = p, 0, t
+                    sums[cell] = add_products(builder, sums[cell], words[p], builder.bitcast(x, I32V))
+            sums = dict(zip(CELLS, keep_order(builder, list(sums.values())), strict=True))
+    return sums
+
+
 def _by_lanes(
     builder: Any, vector: Any, xs: list, in_record: bool, codes: Any, first: int, count: int
 ) -> dict:
@@ -137,6 +160,11 @@ def _two_tokens(builder: Any, xs: list, t: int, column: int, in_record: bool) ->
 def token_offset(t: int) -> int:
     """The byte offset of token t's codes in a record of activations."""
     return GROUP * (t - t % TOGETHER) + 8 * (t % TOGETHER)
+
+
+def wide_offset(t: int) -> int:
+    """The same in a record of int16 codes."""
+    return 2 * GROUP * t
 
 
 tile_sums: TileSums = {"i8mm": _by_pairs, "neon": _by_lanes}.get(LEVEL, _by_words)
@@ -192,7 +220,7 @@ class Group:
 
     def _factor(self, number: int, part: tuple[int, int]) -> Any:
         """Scale or minimum `number` of the rows of a part of a panel."""
-        first = 8 * PANELS + (part[0] * self.codes.factors + number) * TOGETHER
+        first = self.codes.vectors * PANELS + (part[0] * self.codes.factors + number) * TOGETHER
         return self._vector(first + part[1], F32V)
 
     def _factors(self, number: int) -> dict:
@@ -206,7 +234,8 @@ class Group:
         """
         b, codes = self.builder, self.codes
         count = 4 if codes.halves else 8
-        sums = tile_sums(b, self._vector, self.xs, self.in_record, codes, half * count, count)
+        multiply = _by_int16 if codes.wide else tile_sums
+        sums = multiply(b, self._vector, self.xs, self.in_record, codes, half * count, count)
         out = dict(totals)
         (self._add_by_part if ARM64 else self._add_by_token)(sums, half, sums_of_x, out)
         return out

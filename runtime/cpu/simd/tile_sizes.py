@@ -17,6 +17,8 @@ RESIDUAL = GROUP + 4  # bytes of a group of residual codes of a row: int8 codes,
 # Byte offsets in a record of activations, float32 [TOKENS] each: scales, sums of the 32 values, sums of the
 # first 16 and of the last 16.
 SCALES, GROUP_SUMS, LOW_SUMS, HIGH_SUMS = (TOKENS * (GROUP + 4 * i) for i in range(4))
+# The same for codes of int16 (`gemm_tile.TileCodes.wide`), without sums.
+WIDE_SCALES, WIDE_RECORD = TOKENS * 2 * GROUP, TOKENS * (2 * GROUP + 4)
 # Float32 statistics of each group of a quantised row that is not in a tile, at these byte offsets: scale of
 # the codes, scale of the residual codes, sum of the dequantised values, sums of the first and the last 16.
 GROUP_STATS = 5
@@ -25,6 +27,7 @@ CODES_GAP = 8 * (TOGETHER - 1)  # bytes between 8 columns of a row in a record a
 MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each
 
 
-def weights_record(factors: int) -> int:
-    """Bytes of a group of unpacked weights of all panels, with `factors` scales and minima a panel."""
-    return PANELS * (8 * VECTOR + factors * FACTOR)
+def weights_record(factors: int, vectors: int = 8) -> int:
+    """Bytes of a group of unpacked weights of all panels, which have `vectors` vectors of codes each, and
+    `factors` scales and minima."""
+    return PANELS * (vectors * VECTOR + factors * FACTOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
     if name in FLOATS:
         stride = FLOAT_BYTES[name] * LANES
         return floats
-    tile = TILE_CODES[name]
+    tile = replace(TILE_CODES[name], wide=False)
     signed, minimum, in_pairs = tile.signed, tile.minimum, TOGETHER == 2
     return blocks
 

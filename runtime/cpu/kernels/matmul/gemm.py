@@ -13,12 +13,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba.extending import overload
+
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import load_i32, loadv_f32, store_i64, storev_f32
 from ...abi.sizes import BLOCK, SLOT
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, add_products, add_residuals, load_sums, store_sums, zero_sums
-from ...simd.tile_sizes import GROUP, RECORD, RESIDUAL, TOKENS, VECTOR
+from ...simd.gemm_tile import (
+    TileCodes,
+    add_products,
+    add_residuals,
+    load_sums,
+    store_sums,
+    widen_record,
+    zero_sums,
+)
+from ...simd.tile_sizes import GROUP, RECORD, RESIDUAL, TOKENS, VECTOR, WIDE_RECORD
 from ..common.access import step_at
 from ..common.partition import n_rows_of, partition
 from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
@@ -79,10 +89,35 @@ def _add_listed_residuals(
         i += TOKENS
 
 
+def _operand(x: int, n_groups: int, widened: int, tile: TileCodes) -> int:
+    """The address of the records of activations as `add_products` takes them: `x`, where they are.
+
+    If `tile` is wide, `n_groups` records of int16 codes are made of them at `widened`.
+    """
+    raise TypeError("for compiled code")
+
+
+@overload(_operand, jit_options={"forceinline": True})
+def _choose_operand(x: Any, n_groups: Any, widened: Any, tile: Any) -> Any:
+    def narrow(x: Any, n_groups: Any, widened: Any, tile: Any) -> Any:
+        return x
+
+    def wide(x: Any, n_groups: Any, widened: Any, tile: Any) -> Any:
+        for g in range(n_groups):
+            widen_record(x + g * RECORD, widened + g * WIDE_RECORD)
+        return widened
+
+    return wide if tile.value.wide else narrow
+
+
 def _gemm(codes: Codes) -> EntryPoint:
     """The kernel for one block format; the formats differ in `unpack` alone."""
     tile = TILE_CODES[codes.name]
     record = tile.record
+    # Groups of a block, bytes of a record of activations that are multiplied, and of those that are made.
+    most, x_record, room = BLOCK, RECORD, 0
+    if tile.wide:  # in the same memory, which has room for formats with more factors
+        most, x_record, room = BLOCK // 2, WIDE_RECORD, BLOCK // 2 * WIDE_RECORD
 
     @kernel
     def gemm(arguments: int, step: int, thread: int) -> None:
@@ -92,9 +127,10 @@ def _gemm(codes: Codes) -> EntryPoint:
         groups, n_tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
         # A residual list has room for the most rows there can be; the tile of zeros comes after their tiles.
         zeros = (a.residual_list_stride // 4 - 1 + TOKENS - 1) // TOKENS
-        blocks = (groups + BLOCK - 1) // BLOCK
+        blocks = (groups + most - 1) // most
         weights = a.scratch + thread * a.scratch_stride
-        sums_at = weights + BLOCK * record + 16 * TOKENS
+        widened = weights + most * record
+        sums_at = widened + room + 16 * TOKENS
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
         # With few panels a thread, the row tiles are split over the threads as well.
         splits = 1
@@ -115,8 +151,8 @@ def _gemm(codes: Codes) -> EntryPoint:
                 alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
                 right = left if alone else left + a.second_offset
                 for block in range(blocks):
-                    start = block * BLOCK
-                    n_groups = min(BLOCK, groups - start)
+                    start = block * most
+                    n_groups = min(most, groups - start)
                     for g in range(n_groups):
                         at = weights + g * record
                         store_group(unpack(codes, left, a.n_blocks, start + g), codes, tile, at, 0)
@@ -125,10 +161,11 @@ def _gemm(codes: Codes) -> EntryPoint:
                         slot = sums_at + (i - first_tile) * SLOT
                         sums = zero_sums() if block == 0 else load_sums(slot)
                         x, at = a.x + (i * groups + start) * RECORD, weights
+                        x = _operand(x, n_groups, widened, tile)
                         for _ in range(n_groups):
                             sums = add_products(sums, at, x, tile)
                             at += record
-                            x += RECORD
+                            x += x_record
                         store_sums(slot, sums)
                     for g in range(n_groups):
                         at = weights + g * record

@@ -12,7 +12,7 @@ from .....quant.jit.decorators import jit
 from .....quant.jit.simd.arithmetic import splat_f32
 from .....quant.jit.simd.memory import storev_i32
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, in_tile_order, shift_codes, store_factor, tile_codes
+from ...simd.gemm_tile import TileCodes, in_tile_order, shift_codes, store_factor, tile_codes, wide_codes
 from ...simd.tile_sizes import FACTOR, PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
@@ -32,6 +32,20 @@ def _store_words(words: Any, codes: TileCodes, at: int) -> None:
     storev_i32(at + 3 * VECTOR, second)
 
 
+@jit
+def _store_wide_words(words: Any, codes: TileCodes, at: int) -> None:
+    """Write four I32 of signed codes as eight of int16 pairs to address `at`."""
+    a, b, c, d = wide_codes(words[0]), wide_codes(words[1]), wide_codes(words[2]), wide_codes(words[3])
+    storev_i32(at, a[0])
+    storev_i32(at + VECTOR, a[1])
+    storev_i32(at + 2 * VECTOR, b[0])
+    storev_i32(at + 3 * VECTOR, b[1])
+    storev_i32(at + 4 * VECTOR, c[0])
+    storev_i32(at + 5 * VECTOR, c[1])
+    storev_i32(at + 6 * VECTOR, d[0])
+    storev_i32(at + 7 * VECTOR, d[1])
+
+
 def store_group(weights: Any, codes: Codes, tile: TileCodes, record: int, panel: int) -> None:
     """Write one group of 32 columns to the record at address `record`, as panel number `panel` of the pair.
 
@@ -45,7 +59,8 @@ def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel:
     if not isinstance(weights, types.BaseTuple):
         return None
     count, minimum, offset = tile.value.factors, tile.value.minimum, tile.value.offset
-    factors, half = PANELS * 8 * VECTOR, 4 * VECTOR
+    own, half = tile.value.vectors * VECTOR, 4 * VECTOR  # bytes of codes of a panel, and of half a narrow one
+    factors, store_words = PANELS * own, _store_wide_words if tile.value.wide else _store_words
 
     def negative_offset(scale: Any) -> Any:
         return scale * splat_f32(np.float32(-offset))
@@ -55,9 +70,9 @@ def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel:
 
     def symmetric(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         words, scale = weights
-        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * FACTOR
-        _store_words(words[:4], tile, at)
-        _store_words(words[4:], tile, at + half)
+        at, to = record + panel * own, record + factors + panel * count * FACTOR
+        store_words(words[:4], tile, at)
+        store_words(words[4:], tile, at + own // 2)
         store_factor(to, scale)
         if minimum:
             store_factor(to + FACTOR, offset_of(scale))

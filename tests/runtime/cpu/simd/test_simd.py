@@ -102,6 +102,14 @@ def test_levels():
 
 
 @pytest.mark.slow
+def test_code_of_a_forced_level_uses_no_instructions_of_a_higher_one():
+    has = {"avx2": True, "fma": True, "avx512f": True, "avx512vnni": True, "avxvnni": True, "sse4a": False}
+    assert levels.features_of("avx512vnni", has) == has
+    assert levels.features_of("avx512", has) == {**has, "avx512vnni": False, "avxvnni": False}
+    without = {"avx512f": False, "avx512vnni": False, "avxvnni": False}
+    assert levels.features_of("avx2", has) == {**has, **without}
+
+
 def test_float_arithmetic():
     a, b, c = floats(), floats(), floats()
 
