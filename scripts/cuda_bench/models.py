@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def random_tensors(shape: str, kind: str, layers: int = 0) -> tuple[dict[str, An
     pools: dict[str, np.ndarray] = {}
     for name, form in formats_of(matrices, kind, ModelShape("llama", layers, heads // kv_heads)).items():
         if form.name not in pools:
-            pools[form.name] = random_blocks(form.name)
+            pools[form.name] = random_blocks(form.name, max(map(math.prod, matrices.values())))
         pool = pools[form.name]
         rows, width = matrices[name]
         size = rows * form.row_bytes(width)
@@ -131,10 +132,11 @@ def formats_of(matrices: dict[str, tuple[int, int]], kind: str, model: ModelShap
     return {planned.name: planned.format for planned in plan(recipe, unread, model)}
 
 
-def random_blocks(name: str) -> np.ndarray:
-    """256 MB of random blocks of a format, with small scales."""
+def random_blocks(name: str, n_weights: int) -> np.ndarray:
+    """Random blocks of a format, with small scales: for so many weights, but at most 256 MB."""
     size = FORMATS[name].type_size
-    pool = np.random.default_rng(0).integers(0, 256, (1 << 28) // size * size, dtype=np.uint8)
+    n_blocks = min(-(-n_weights // FORMATS[name].block_size), (1 << 28) // size)
+    pool = np.random.default_rng(0).integers(0, 256, n_blocks * size, dtype=np.uint8)
     blocks = pool.reshape(-1, size)
     scale = np.float16(0.01 / {"Q8_0": 16, "IQ4_NL": 16, "IQ4_XS": 512, "Q6_K": 256}.get(name, 1))
     if name == "MXFP4":

@@ -49,13 +49,13 @@ def load_stream_byte(address: int) -> int:
 @instruction("ld.global.v2.f32 {$0, $1}, [$2];", "ff", "l", ordered=True)
 def load_float2(address: int) -> tuple[float, ...]:
     """Two float32, from an address that is a multiple of 8."""
-    return tuple(np.float32(v) for v in (ctypes.c_float * 2).from_address(address))
+    return tuple(map(np.float32, (ctypes.c_float * 2).from_address(address)))
 
 
 @instruction("ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", "ffff", "l", ordered=True)
 def load_float4(address: int) -> tuple[float, ...]:
     """Four float32, from an address that is a multiple of 16."""
-    return tuple(np.float32(v) for v in (ctypes.c_float * 4).from_address(address))
+    return tuple(map(np.float32, (ctypes.c_float * 4).from_address(address)))
 
 
 @instruction("ld.global.f32 $0, [$1];", "f", "l", ordered=True)

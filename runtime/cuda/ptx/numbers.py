@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from functools import cache
 
 import numpy as np
 
 from .instruction import instruction
 
+# Meanings are called for every thread: NumPy's scalars and arrays would take ten times as long.
+_UNSIGNED, _SIGNED, _FLOAT, _HALVES = (struct.Struct(code) for code in ("<I", "<i", "<f", "<2e"))
+
 
 def _signed(value: int) -> int:
     """The low 32 bits as a signed integer."""
-    return (int(value) + (1 << 31)) % (1 << 32) - (1 << 31)
+    return ((int(value) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
-def _bytes(word: int) -> tuple[int, ...]:
-    """The four bytes of a word, unsigned, the lowest first."""
-    return struct.unpack("4B", struct.pack("<I", int(word) & 0xFFFFFFFF))
-
-
-def _f16(word: int) -> np.ndarray:
+def _f16(word: int) -> tuple[float, float]:
     """The two float16 of a word."""
-    return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float16)
+    return _HALVES.unpack(_UNSIGNED.pack(int(word) & 0xFFFFFFFF))
 
 
-def _word(values: Any) -> int:
-    """The word of two float16."""
-    return _signed(int(np.asarray(values, np.float16).view(np.uint32)[0]))
+def _word(low: float, high: float) -> int:
+    """The word of two numbers, each rounded to float16."""
+    try:
+        return _SIGNED.unpack(_HALVES.pack(low, high))[0]
+    except OverflowError:
+        return _word(_infinite_if_large(low), _infinite_if_large(high))
+
+
+def _infinite_if_large(value: float) -> float:
+    """Infinity for what no float16 holds: half a step above the largest, 65504, and more."""
+    return math.copysign(math.inf, value) if abs(value) >= 65520 else value
+
+
+def _quotient(a: float, b: float) -> np.float32:
+    """a / b of two float32, correctly rounded; float64 in between does not change that."""
+    if b and abs(found := float(a) / float(b)) < 3e38:
+        return np.float32(found)
+    with np.errstate(all="ignore"):
+        return np.float32(a) / np.float32(b)
+
+
+@cache
+def _chosen_bytes(selector: int) -> tuple[tuple[int, int, int], ...]:
+    """Of each byte of `permute_bytes`: the lowest bit of its source in the eight bytes, whether only that
+    byte's sign is wanted, and its own lowest bit."""
+    nibbles = [selector >> 4 * i & 15 for i in range(4)]
+    return tuple((8 * (nibble & 7), nibble & 8, 8 * i) for i, nibble in enumerate(nibbles))
 
 
 @instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr")
@@ -38,12 +60,11 @@ def permute_bytes(a: int, b: int, selector: int) -> int:
     The low 3 bits of nibble i of `selector` are the index of byte i of the result. If bit 3 of the nibble is
     set, the sign bit of that byte is repeated eight times instead.
     """
-    data = [*_bytes(a), *_bytes(b)]
+    data = int(a) & 0xFFFFFFFF | (int(b) & 0xFFFFFFFF) << 32
     out = 0
-    for i in range(4):
-        nibble = int(selector) >> 4 * i & 15
-        byte = data[nibble & 7]
-        out |= (255 * (byte >> 7) if nibble & 8 else byte) << 8 * i
+    for source, sign_only, place in _chosen_bytes(int(selector)):
+        byte = data >> source & 255
+        out |= (255 * (byte >> 7) if sign_only else byte) << place
     return _signed(out)
 
 
@@ -140,13 +161,13 @@ def to_int(value: float) -> int:
 @instruction("mov.b32 $0, $1;", "f", "r")
 def as_float(bits: int) -> float:
     """The float32 with these bits."""
-    return np.float32(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
+    return np.float32(_FLOAT.unpack(_UNSIGNED.pack(int(bits) & 0xFFFFFFFF))[0])
 
 
 @instruction("mov.b32 $0, $1;", "r", "f")
 def as_int(value: float) -> int:
     """The bits of a float32."""
-    return _signed(int(np.array([value], np.float32).view(np.uint32)[0]))
+    return _SIGNED.unpack(_FLOAT.pack(value))[0]
 
 
 @instruction("{ .reg .f16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, a; }", "f", "r")
@@ -164,47 +185,45 @@ def high_f16(word: int) -> float:
 @instruction("{ .reg .f16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }", "r", "ff")
 def pack_f16(low: float, high: float) -> int:
     """Two float32 rounded to float16, in one word."""
-    with np.errstate(over="ignore"):
-        return _word([np.float16(low), np.float16(high)])
+    return _word(low, high)
 
 
 @instruction("add.rn.f16x2 $0, $1, $2;", "r", "rr")
 def add_f16x2(a: int, b: int) -> int:
     """a + b of two float16 each."""
-    return _word(_f16(a) + _f16(b))
+    (low, high), (other_low, other_high) = _f16(a), _f16(b)
+    return _word(low + other_low, high + other_high)
 
 
 @instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr")
 def fma_f16x2(a: int, b: int, c: int) -> int:
     """a · b + c of two float16 each, rounded once."""
-    a64, b64, c64 = (_f16(w).astype(np.float64) for w in (a, b, c))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _word((a64 * b64 + c64).astype(np.float16))
+    (a_low, a_high), (b_low, b_high), (c_low, c_high) = _f16(a), _f16(b), _f16(c)
+    return _word(a_low * b_low + c_low, a_high * b_high + c_high)
 
 
 @instruction("max.f32 $0, $1, $2;", "f", "ff")
 def maximum(a: float, b: float) -> float:
     """The larger of two float32; a number if one of them is NaN."""
-    return np.fmax(a, b)
+    return a if a >= b or b != b else b
 
 
 @instruction("min.f32 $0, $1, $2;", "f", "ff")
 def minimum(a: float, b: float) -> float:
     """The smaller of two float32; a number if one of them is NaN."""
-    return np.fmin(a, b)
+    return a if a <= b or b != b else b
 
 
 @instruction("abs.f32 $0, $1;", "f", "f")
 def absolute(a: float) -> float:
     """|a|."""
-    return np.abs(a)
+    return abs(a)
 
 
 @instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f")
 def exp2(a: float) -> float:
     """2^a within 2 units in the last place."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.float32(np.exp2(np.float64(a)))
+    return np.float32(math.exp2(a) if a < 128 else a + math.inf)
 
 
 @instruction("lg2.approx.f32 $0, $1;", "f", "f")
@@ -224,8 +243,7 @@ def rsqrt(a: float) -> float:
 @instruction("div.rn.f32 $0, $1, $2;", "f", "ff")
 def div_f32(a: float, b: float) -> float:
     """a / b, correctly rounded."""
-    with np.errstate(all="ignore"):
-        return np.float32(np.float32(a) / np.float32(b))
+    return _quotient(a, b)
 
 
 @instruction("div.full.f32 $0, $1, $2;", "f", "ff")
@@ -233,8 +251,7 @@ def div_near(a: float, b: float) -> float:
     """a / b within two units in the last place, for kernels with wgmma. `div_f32` calls a subroutine for rare
     quotients, and where a kernel has any call, the driver's assembler makes each wgmma wait for its result.
     """
-    with np.errstate(all="ignore"):
-        return np.float32(np.float32(a) / np.float32(b))
+    return _quotient(a, b)
 
 
 @instruction("sqrt.rn.f32 $0, $1;", "f", "f")

@@ -27,7 +27,7 @@ def load_shared(address: int) -> float:
 @instruction("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "ffff", "r", ordered=True)
 def load_shared4(address: int) -> tuple[float, ...]:
     """Four float32, from an address that is a multiple of 16."""
-    return tuple(np.float32(v) for v in (ctypes.c_float * 4).from_address(address))
+    return tuple(map(np.float32, (ctypes.c_float * 4).from_address(address)))
 
 
 @instruction("ld.shared.u32 $0, [$1];", "r", "r", ordered=True)
@@ -178,4 +178,4 @@ def shared_of_block(address: int, rank: int) -> int:
 @instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", "ffff", "r", ordered=True)
 def load_cluster4(address: int) -> tuple[float, ...]:
     """Four float32 at an address of `shared_of_block` that is a multiple of 16."""
-    return tuple(np.float32(v) for v in (ctypes.c_float * 4).from_address(address))
+    return tuple(map(np.float32, (ctypes.c_float * 4).from_address(address)))

@@ -142,7 +142,7 @@ def test_a_page_copied_is_the_same_cache(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss", "gemma2", "qwen2"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss", "gemma2", "qwen2", "gemma3n", "olmo2"])
 def test_whole_models(conformance, name):
     """Latent attention, sinks, soft caps and biases of keys: logits are between those of a cache of the keys'
     type and those of a cache of the values' type, and nearer to the former."""

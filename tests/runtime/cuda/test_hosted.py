@@ -38,7 +38,7 @@ def hosted(program):
     def make(n):
         mixtures = [op for op in program.ops if isinstance(op, MoE)][:n]
         device = ThreadedDevice(0)
-        host = CpuExperts(mixtures, 20, threads=2, allocate=device.pinned)
+        host = CpuExperts(mixtures, 20, threads=1, allocate=device.pinned)
         made.append(
             HostedCudaMachine(program, 1, host, max_rows=20, device=device, kernels=StandInKernels(device))
         )

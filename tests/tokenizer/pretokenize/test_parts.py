@@ -25,6 +25,8 @@ from kukri.tokenizer.readers import components
 from kukri.tokenizer.readers.components import decoder, normalizers, steps
 from kukri.tokenizer.strings import Strings
 
+from ...usual_machine import within
+
 
 def parts(text: str, *tokens: AddedToken, special: bool = True) -> list[str | int]:
     return list(AddedTokens(tokens).split(text, special))
@@ -93,7 +95,7 @@ def test_a_pattern_that_backtracks_is_given_up() -> None:
     start = time.process_time()
     with pytest.raises(TokenizerError, match="takes over"):
         slow("a" * 40 + "b", True)
-    assert time.process_time() - start < 5
+    assert within(time.process_time() - start, 5)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_normal_forms_of_long_runs_of_marks(form: str) -> None:
             assert run(text) == unicodedata.normalize(form, text)
     start = time.process_time()
     run("\u0301\u0327" * 50_000)
-    assert time.process_time() - start < 2
+    assert within(time.process_time() - start, 2)
 
 
 def test_normalizers_in_order() -> None:
@@ -231,7 +233,7 @@ def test_a_normalizer_that_backtracks_is_given_up(monkeypatch: pytest.MonkeyPatc
     start = time.process_time()
     with pytest.raises(TokenizerError, match="normalizer pattern takes over"):
         slow("a" * 28 + "b")
-    assert time.process_time() - start < 5
+    assert within(time.process_time() - start, 5)
 
 
 def test_pre_tokenizers_in_order() -> None:

@@ -10,6 +10,7 @@ import pytest
 from kukri.runtime.engine.sampling.dry import STEPS, Dry
 from kukri.runtime.engine.sampling.params import SamplingParams
 
+from ....usual_machine import within
 from . import twin
 
 
@@ -83,7 +84,7 @@ def test_a_prompt_of_one_token_repeated_is_read_in_bounded_time():
     """The longest passage that counts is bounded, or this would take quadratic time."""
     start = time.process_time()
     assert losses(Dry(params()), [3] * 100_000)[3] > 1e20
-    assert time.process_time() - start < 2.0
+    assert within(time.process_time() - start, 2.0)
 
 
 def test_an_engine_takes_no_text():
