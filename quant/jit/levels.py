@@ -119,3 +119,4 @@ CHOSEN_LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
 LEVEL = "avx512vnni" if CHOSEN_LEVEL == "amx" else CHOSEN_LEVEL
 LANES = LEVELS[LEVEL]
 ARM64 = LEVEL in ("i8mm", "neon")
+AVX_WITHOUT_VNNI = LEVEL in ("avx512", "avx2")  # products of codes are by vpmaddubsw or vpmaddwd

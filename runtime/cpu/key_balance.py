@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import ops
 from .abi.sizes import padded
-from .key_offsets import POSITIONS, mean_turn, turned_dims, writers
+from .key_offsets import POSITIONS, mean_turn, mean_turned, turned_dims, writers
 
 SAMPLE = 4  # rows of a matrix whose weights are looked at
 SMALLEST = 1e-6  # of the mean square of all dimensions: the least that one is taken to have
@@ -113,14 +113,12 @@ def _normed(op: ops.RMSNorm, of: _Moments) -> _Moments:
 
 def _turned(op: ops.RoPE, of: _Moments) -> _Moments:
     """Those over all positions behind RoPE."""
-    cos, sin = mean_turn(op.inv_freq, POSITIONS)
     twice = mean_turn(2 * np.asarray(op.inv_freq, np.float64), POSITIONS)  # of twice the angle
     cos_cos, cos_sin = (1 + twice[0]) / 2, twice[1] / 2
     first, second = turned_dims(op)
-    mean, square = of.mean.copy(), of.square.copy()
+    square = of.square.copy()
     a, b, aa, bb = (x[:, half] for x in (of.mean, of.square) for half in (first, second))
-    mean[:, first], mean[:, second] = a * cos - b * sin, b * cos + a * sin
-    square[:, first] = aa * cos_cos + bb * (1 - cos_cos) - 2 * a * b * cos_sin
-    square[:, second] = bb * cos_cos + aa * (1 - cos_cos) + 2 * a * b * cos_sin
-    scale = op.attention_factor
-    return _Moments(mean * scale, square * scale**2)
+    scale = op.attention_factor**2
+    square[:, first] = (aa * cos_cos + bb * (1 - cos_cos) - 2 * a * b * cos_sin) * scale
+    square[:, second] = (bb * cos_cos + aa * (1 - cos_cos) + 2 * a * b * cos_sin) * scale
+    return _Moments(mean_turned(op, of.mean), square)

@@ -83,11 +83,11 @@ def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | No
         return None
     heads = bias.reshape(op.kv_heads, op.head_dim).astype(np.float64)
     for rope in ropes:
-        heads = _mean_turned(rope, heads)
+        heads = mean_turned(rope, heads)
     return heads
 
 
-def _mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
+def mean_turned(rope: ops.RoPE, heads: np.ndarray) -> np.ndarray:
     """The mean over POSITIONS of float64 [heads, head_dim] as RoPE turns it there."""
     cos, sin = (mean * rope.attention_factor for mean in mean_turn(rope.inv_freq, POSITIONS))
     first, second = turned_dims(rope)

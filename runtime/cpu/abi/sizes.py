@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
-from ....quant.jit.levels import LANES, LEVEL
+from ....quant.jit.levels import AVX_WITHOUT_VNNI, LANES
 from ..simd.amx_sizes import BLOCKS, GROUPS, PAIRS, STEP_BYTES, SUM_BYTES, TILE, UNIT_BYTES
 from ..simd.amx_sizes import ROWS as TILE_ROWS
 from ..simd.tile_sizes import (
@@ -167,12 +167,11 @@ MAX_QUERIES = 64  # queries in a tile at most; a query is one head of one row
 ROWS = 4  # queries that a register tile computes at once
 KEY_BLOCK = 64  # keys between two updates of the running maximum
 # Whether a tile of prompts unpacks quantised codes to int16 once for all its queries, not for ROWS at a time.
-UNPACK_TILES = LEVEL in ("avx512", "avx2")
+UNPACK_TILES = AVX_WITHOUT_VNNI
+# Bytes of that for each dimension of the keys of a block, or of its values.
+UNPACKED_BYTES = 2 * KEY_BLOCK if UNPACK_TILES else 0
 MAX_SPLITS = 16  # split-KV; one more if the window begins inside a split
 MIN_SPLIT = 64  # tokens of a split at least, in a decode step
-UNPACKED_BYTES = (
-    2 * KEY_BLOCK if UNPACK_TILES else 0
-)  # for each dimension of the keys, or the values, of a block
 
 
 class Scratch(NamedTuple):

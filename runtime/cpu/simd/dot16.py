@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ....quant.jit.levels import LANES, LEVEL
+from ....quant.jit.levels import AVX_WITHOUT_VNNI, LANES, LEVEL
 from ....quant.jit.llvm_ir import (
     F32V,
     FLOAT,
@@ -51,7 +51,7 @@ def add_products(builder: Any, acc: Any, a: Any, b: Any) -> Any:
     if LEVEL in ("avx512vnni", "avxvnni"):
         return call(builder, f"llvm.x86.avx512.vpdpwssd.{32 * LANES}", I32V, acc, a, b)
     a, b = builder.bitcast(a, I16V), builder.bitcast(b, I16V)
-    if LEVEL in ("avx512", "avx2"):
+    if AVX_WITHOUT_VNNI:
         name = "llvm.x86.avx2.pmadd.wd" if LANES == 8 else "llvm.x86.avx512.pmaddw.d.512"
         return builder.add(acc, call(builder, name, I32V, a, b))
     products = builder.mul(builder.sext(a, _WIDE), builder.sext(b, _WIDE))

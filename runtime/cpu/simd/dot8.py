@@ -23,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from ....quant.jit.levels import ARM64, LANES, LEVEL
+from ....quant.jit.levels import ARM64, AVX_WITHOUT_VNNI, LANES, LEVEL
 from ....quant.jit.llvm_ir import F32V, I8, I8V, I16V, I32_, I32V, all_lanes, beside, call, load, splat
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 
@@ -207,7 +207,7 @@ class _PairSums:
         return self._wide[cell]
 
 
-Sums: Any = _PairSums if LEVEL in ("avx512", "avx2") else _DirectSums
+Sums: Any = _PairSums if AVX_WITHOUT_VNNI else _DirectSums
 
 
 @intrinsic

@@ -27,7 +27,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from ....quant.jit.levels import ARM64, LEVEL
+from ....quant.jit.levels import ARM64, AVX_WITHOUT_VNNI
 from ....quant.jit.llvm_ir import (
     F32V,
     FLOAT,
@@ -98,11 +98,11 @@ def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
     limit, signed, offset = codes.limit, codes.signed, codes.zero
     if signed and VNNI:
         limit, signed, offset = 255, False, 128  # vpdpbusd takes unsigned weights
-    elif signed and codes.limit < 64 and LEVEL in ("avx512", "avx2"):
+    elif signed and codes.limit < 64 and AVX_WITHOUT_VNNI:
         limit, signed, offset = 2 * codes.limit, False, codes.limit  # unsigned ones can be summed in 16 bits
     elif ARM64:
         signed, offset = True, 0  # sdot and smmla take signed ones, so that no offset is left
-    wide = signed and not halves and LEVEL in ("avx512", "avx2")
+    wide = signed and not halves and AVX_WITHOUT_VNNI
     return TileCodes(limit, signed, halves, minimum or offset != 0, offset, offset - codes.zero, wide)
 
 
