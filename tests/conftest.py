@@ -20,7 +20,7 @@ import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
 
-from . import side_by_side
+from . import random_numbers, side_by_side
 from .ray_cluster import ray_cluster
 from .running import endless, environment, llm, llm_inside, tiny
 
@@ -32,6 +32,7 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DATA = Path(__file__).parent / "data"
+GENERATORS = pytest.StashKey[list[np.random.Generator]]()  # the `RNG` of every test module
 WORKER = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes that pytest-xdist has started
 
 # Names in the catalogue, and file names in the folder that KUKRI_TEST_MODELS may point to.
@@ -80,9 +81,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector what lives until the end: it takes a sixth of the time of compiling PTX."""
     if WORKER:
         side_by_side.write_groups(session)
+    session.config.stash[GENERATORS] = random_numbers.generators()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a test the same random numbers whatever ran before it in this process."""
+    random_numbers.seed(item.config.stash[GENERATORS], f"{item.path.name}::{item.name}")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ REFITS = 2  # rounds of rounding and solving after the best start
 ROUNDS = 3  # rounds of refining d, dmin, s and m
 NEIGHBOURS = (0, -1, 1)
 E4M3_LEAST, E4M3_LARGEST = 2.0**-10, 224.0  # halves of E4M3 numbers, since codes are doubled
-E4M3_BELOW, E4M3_TRIED = 2, 9  # scales that are tried below the peak's, and in all; eight double a scale
+E4M3_BELOW, E4M3_TRIED = 2, 10  # scales that are tried below the peak's, and in all; eight double a scale
 TWO = np.float32(2)
 
 RoundToLevel = Callable[[np.ndarray], np.ndarray]
