@@ -110,7 +110,7 @@ def expected(weights, x: np.ndarray) -> np.ndarray:
 
 
 def other_way(weights: np.ndarray) -> np.ndarray:
-    """By how much a weight may be off because a float32 operation more or less rounds it to the other bfloat16."""
+    """By how much a weight may be off that a float32 operation more or less rounds to the other bfloat16."""
     slack = np.abs(weights).max(axis=1, keepdims=True) * 2.0**-21
     return np.abs(rounded(weights + slack) - rounded(weights - slack))
 
@@ -156,7 +156,7 @@ def test_other_formats(name):
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])
 def test_floats(name):
-    """Float weights and activations are not rounded to bfloat16 but to two, which leave 2**-17 of one number."""
+    """Float weights and activations are not rounded to one bfloat16 but two, which leave 2**-17 of each."""
     weights = random_weights(name, 40, 1056)
     x = RNG.normal(size=(83, 1056)).astype(np.float32)
     bias = RNG.normal(size=40).astype(np.float32)
