@@ -1,8 +1,8 @@
 """Random numbers that depend on nothing but the test that draws them.
 
 A test module has one generator, `RNG`, for all its tests and for helpers that other modules borrow. Which
-tests a process runs, and in which order, differs with the number of processes and their speed: without seeding
-before each test, no failure could be repeated.
+tests a process runs, and in which order, differs with the number of processes and their speed: were it not
+for seeding before each test, no failure could be repeated.
 """
 
 from __future__ import annotations
