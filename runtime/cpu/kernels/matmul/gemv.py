@@ -48,9 +48,9 @@ from .unpack import CODES, unpack
 # bytes ahead (docs/performance.md).
 AHEAD, early = (32768, prefetch_far) if LANES == 16 else (4096, prefetch)
 NEAR = 1024 if LANES == 16 else 0
-# Whether the processor's own prefetchers keep up with a panel of blocks of 32 or 64, which is read from one end
-# to the other: AMD's Zen reads them a fifth faster than prefetches of any distance would let it. Blocks of 256
-# are read in several places at a time, and need prefetches there, too.
+# Whether the processor's own prefetchers keep up with a panel of blocks of 32 or 64, which is read from one
+# end to the other: AMD's Zen reads them a fifth faster without prefetches, whatever their distance. Blocks of
+# 256 are read in several places at a time, and need prefetches there, too.
 FOLLOWS = llvm.get_host_cpu_name().startswith("znver")
 STATS_BYTES = 4 * GROUP_STATS
 
