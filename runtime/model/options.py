@@ -108,8 +108,8 @@ class LoadOptions:
             raise ValueError(f"there cannot be {self.cpu_moe} layers whose experts are on the CPU")
         if self.cpu_moe and (self.gpu_layers or len(self.devices or ()) > 1):
             raise ValueError(
-                "experts stay on the CPU beside one card with all layers: cpu_moe goes with neither "
-                "gpu_layers nor several devices"
+                "experts stay on the CPU beside one card with all layers: cpu_moe (--cpu-moe) goes with "
+                "neither gpu_layers (--gpu-layers) nor several devices"
             )
         self._check_devices()
 
