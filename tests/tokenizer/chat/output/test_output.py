@@ -166,7 +166,8 @@ def test_parts_of_a_dropped_call_are_told():
     assert kinds == [ToolCallStart, ToolCallDelta, ToolCallDropped, Text]
 
 
-# What models write as a value, and what it is to every reader of JSON; None: a call with it counts for nothing.
+# What models write as a value, and what it is to every reader of JSON; None: a call with it counts for
+# nothing.
 ODD_VALUES: dict[str, Any] = {
     r'"a \ud83d\ude00"': "a \U0001f600",
     r'"half \ud83d"': "half \ufffd",
@@ -184,7 +185,7 @@ CALLS_OF_ONE_VALUE = {
     "arguments in a string": '<tool_call>{"name": "write_file", "arguments": TEXT}</tool_call>',
     "lfm2": "<|tool_call_start|>[write_file(content=VALUE)]<|tool_call_end|>",
     # What is not JSON there is a text.
-    "qwen3-coder": "<tool_call>\n<function=write_file>\n<parameter=n>VALUE</parameter>\n</function>\n</tool_call>",
+    "qwen3-coder": "<tool_call><function=write_file><parameter=n>VALUE</parameter></function></tool_call>",
     "gemma 4": "<|tool_call>call:write_file{content:VALUE}<tool_call|>",
 }
 QUOTED = ("hermes", "arguments in a string", "lfm2")
@@ -195,8 +196,9 @@ QUOTED = ("hermes", "arguments in a string", "lfm2")
 def test_arguments_are_json_to_every_reader(family: str, written: str):
     text = json.dumps(f'{{"content": {written}}}')
     answer = CALLS_OF_ONE_VALUE[family].replace("VALUE", written).replace("TEXT", text)
+    marks = answer[: answer.index(">") + 1] + "<function="
     for size in (1, 4, 1 << 20):
-        parts = read(parser_of(Golden(answer[: answer.index(">") + 1] + "<function=", "")), in_pieces(answer, size))
+        parts = read(parser_of(Golden(marks, "")), in_pieces(answer, size))
         assert any(isinstance(part, ToolCallStart) for part in parts)
         ended = any(isinstance(part, ToolCallEnd) for part in parts)
         if family in QUOTED:
