@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,10 +59,13 @@ class Job:
             _rows_path(self.parquet).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Close the files as they are; what is written and in the journal is not done again."""
-        self.output.close()
+        """Close the files as they are; what is written and in the journal is not done again. That a full disk
+        does not take the rest is no news: it is why the job is left."""
+        with suppress(OSError):
+            self.output.close()
         if self.journal is not None:
-            self.journal.close()
+            with suppress(OSError):
+                self.journal.close()
 
 
 def errors_path(output: Path) -> Path:
