@@ -182,8 +182,9 @@ def test_a_full_disk_is_named(llm_inside: Run, tiny: Path, full_disk: Path, tmp_
     assert f"{out}: No space left" in failed(cut, 1)
     assert b"rows are done; the same command goes on" in cut.stderr
     session = full_disk / "talk"
-    said = failed(llm_inside("run", "-m", tiny, "-n", "1", "--session", session, "--raw", "hi"), 1)
-    assert f"{session}: No space left" in said
+    lost = llm_inside("run", "-m", tiny, "-n", "1", "--session", session, "--raw", "hi")
+    assert lost.returncode == 1
+    assert f"error: {session}: No space left".encode() in lost.stderr
     assert not list(full_disk.glob(".*")), "an unfinished file is left"
     subprocess.run(["mount", "-o", "remount,size=1m", str(full_disk)], check=True)
     assert llm_inside(*batch).returncode == 0
