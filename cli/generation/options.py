@@ -261,11 +261,16 @@ class GenerationOptions(
         return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
     def load(
-        self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+        self,
+        name: str,
+        beams: int = 1,
+        parallel: int | None = None,
+        contexts: int | None = None,
+        task: str = "text",
     ) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
         `contexts`: how many whole contexts these share, if not one each. With `--route` both models of that,
-        whatever the name.
+        whatever the name. `task`: as in LoadOptions.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -276,7 +281,7 @@ class GenerationOptions(
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        options, cache = self.loading(beams, parallel, contexts), self.open_cache()
+        options, cache = self.loading(beams, parallel, contexts, task), self.open_cache()
 
         def load(name: str) -> Model:
             model = load_quietly(resolve(name, Progress), name, options)
@@ -293,7 +298,11 @@ class GenerationOptions(
         return load(name)
 
     def loading(
-        self, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+        self,
+        beams: int = 1,
+        parallel: int | None = None,
+        contexts: int | None = None,
+        task: str = "text",
     ) -> LoadOptions:
         """How a model is loaded; a draft model is downloaded first. A usage error for a missing one, and
         for flags that do not go together."""
@@ -321,6 +330,7 @@ class GenerationOptions(
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,
+            task=task,
         )
 
 
