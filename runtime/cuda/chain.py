@@ -11,7 +11,8 @@ import numpy as np
 from ..engine.cache import NO_LOGITS, Batch, PageTable
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.split import SplitMachine
-from .machine import CudaMachine, TopKRequest
+from .machine import CudaMachine
+from .step import TopKRequest
 
 
 class CudaChain(SplitMachine):
