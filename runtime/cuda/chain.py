@@ -37,11 +37,6 @@ class CudaChain(SplitMachine):
         self._computed = [machine.device.event(timed=False) for machine in machines[:-1]]
         self._taken = [machine.device.event(timed=False) for machine in others]
 
-    @property
-    def device_names(self) -> str:
-        """The names of the GPUs."""
-        return ", ".join(machine.device.name for machine in self.machines)
-
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
