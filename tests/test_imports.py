@@ -136,10 +136,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda": f"quant runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
-    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
+    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine runtime.cuda.lowering.matmul "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.experts runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
+    "runtime.cuda.lowering.matmul": "quant runtime.ops runtime.cuda.abi runtime.cuda.lowering "
+    "runtime.cuda.weights runtime.cuda.kernels.common runtime.cuda.kernels.matmul",
     "runtime.cuda.weights": "quant quant.formats runtime.cuda.driver",
     "runtime.cuda.kernels": _CUDA_BASE,
     "runtime.cuda.kernels.attention": f"{_CUDA_BASE} runtime.cuda.kernels.common",
