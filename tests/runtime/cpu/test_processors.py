@@ -7,6 +7,7 @@ import platform
 import struct
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +131,18 @@ class TestLevelsOfArm64:
         assert levels.supported_levels() == ["plain", "plain16"]
         monkeypatch.setattr(levels.llvm, "get_host_cpu_features", lambda: {"dotprod": True, "i8mm": True})
         assert levels.supported_levels()[:2] == ["i8mm", "neon"]
+
+
+def test_threads_by_default(tmp_path: Path) -> None:
+    """A container's quota counts, in either version of control groups; none means all processors."""
+    usable = processors.default_threads(tmp_path)
+    group = tmp_path / "sys/fs/cgroup"
+    (group / "cpu").mkdir(parents=True)
+    for quota, threads in (("max 100000", usable), ("100000 100000", 1), ("50000 100000", 1), ("x", usable)):
+        (group / "cpu.max").write_text(quota)
+        assert processors.default_threads(tmp_path) == threads
+    (group / "cpu.max").unlink()
+    (group / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for quota, threads in (("-1\n", usable), ("100000\n", 1), ("100000000\n", usable)):
+        (group / "cpu/cpu.cfs_quota_us").write_text(quota)
+        assert processors.default_threads(tmp_path) == threads
