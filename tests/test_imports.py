@@ -48,8 +48,10 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.response_cache runtime.routing "
     "runtime.evaluation runtime.cpu runtime.cuda.compile "
     "runtime.cuda.driver",
-    "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
-    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model runtime.sizing",
+    "cli.commands.models": "cli.console cli.generation cli.quantize cli.settings quant "
+    "quant.recipes tokenizer runtime.adapters runtime.hub runtime.model runtime.sizing",
+    "cli.quantize": "cli.console cli.eval quant quant.formats quant.recipes tokenizer runtime.calibration "
+    "runtime.hub runtime.model",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
     "runtime.hub runtime.serve.on_ray",
     "cli.bench": f"cli.console quant quant.jit runtime.adapters runtime.calibration runtime.model {_ENGINE} "
