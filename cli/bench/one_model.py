@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.sizing.traffic import bytes_per_token
 from ..console import terminal
+from ..console.options import load_options
 from .cold import cold_start
 from .measure import LoadTimes, Used, measure, used_devices
 from .plan import Plan, Test
@@ -91,15 +92,12 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
     with terminal.status(f"loading {name} …"):
         from ...runtime.adapters.stored import NO_ADAPTERS
         from ...runtime.model.loading import load_model
-        from ...runtime.model.options import LoadOptions, device_numbers
 
         with LoadTimes(cache_folder()) as times:
             parallel = max(test.n_parallel for test in plan.tests)
-            options = LoadOptions(
-                plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
+            options = load_options(
+                **plan.placing, context=context, threads=n_threads, parallel=parallel, background=False,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
-                devices=device_numbers(plan.devices), split_mode=plan.split_mode, cpu_moe=plan.cpu_moe,
-                background=False,
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)

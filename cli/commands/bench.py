@@ -29,6 +29,7 @@ from ..console.options import (
     SplitModeFlag,
     cpu_moe_layers,
     flag,
+    load_options,
     with_options,
 )
 from ..console.progress import Progress
@@ -211,7 +212,7 @@ def _plan(options: BenchOptions) -> Plan:
     kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
     if not kinds:
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
-    return Plan(
+    plan = Plan(
         tests=[Test(p, n, d, parallel) for d in depths for p, n in kinds for parallel in parallels],
         threads=numbers(options.threads, "-t", 1, MOST_THREADS) if options.threads else [None],
         repetitions=options.repetitions,
@@ -226,6 +227,8 @@ def _plan(options: BenchOptions) -> Plan:
         adapters=options.adapters or None,
         **_drafts(options),
     )
+    load_options(**plan.placing, speculate=plan.speculate, draft=plan.draft)  # before anything is measured
+    return plan
 
 
 def _drafts(options: BenchOptions) -> dict[str, Any]:
