@@ -71,7 +71,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
     f"runtime.response_cache runtime.routing runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
-    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
+    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
@@ -102,7 +102,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.serve runtime.serve.http runtime.sizing",
     "runtime.sizing": f"quant quant.recipes {_PROGRAM} runtime.program runtime.weights runtime.engine "
     "runtime.model",
-    "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
+    "runtime.model": "untrusted runtime quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
@@ -126,7 +126,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.engine.speculation": _ENGINE,
     "runtime.engine.sampling": "runtime.engine",
     "runtime.reference": f"quant runtime.ops {_ENGINE}",
-    "runtime.cpu": f"quant quant.formats quant.jit runtime.ops {_ENGINE} "
+    "runtime.cpu": f"runtime quant quant.formats quant.jit runtime.ops {_ENGINE} "
     "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",
     "runtime.cpu.lowering": f"quant quant.formats {_CPU_BASE} {_PROGRAM} runtime.cpu runtime.cpu.kernels",
     "runtime.cpu.kernels": _CPU_BASE,
