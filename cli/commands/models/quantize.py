@@ -271,6 +271,8 @@ def model_name(source: str, path: Path) -> str:
 
 
 def _target(target: Path, name: str, recipe: Recipe) -> Path:
+    if str(target) == "-":
+        raise typer.BadParameter("a model goes into a file or a folder, not to stdout")
     if target.is_dir():
         return target / f"{name}-{recipe.name.upper()}.gguf"
     if not target.parent.is_dir():
