@@ -33,6 +33,7 @@ from ..console.options import (
     SplitModeFlag,
     cpu_moe_layers,
     flag,
+    load_options,
     with_options,
 )
 from ..console.progress import Progress
@@ -223,7 +224,7 @@ def _plan(options: BenchOptions) -> Plan:
     kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
     if not kinds:
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
-    return Plan(
+    plan = Plan(
         tests=[Test(p, n, d, parallel) for d in depths for p, n in kinds for parallel in parallels],
         threads=numbers(options.threads, "-t", 1, MOST_THREADS) if options.threads else [None],
         repetitions=options.repetitions,
@@ -238,6 +239,8 @@ def _plan(options: BenchOptions) -> Plan:
         adapters=options.adapters or None,
         **_drafts(options),
     )
+    load_options(**plan.placing, speculate=plan.speculate, draft=plan.draft)  # before anything is measured
+    return plan
 
 
 def _drafts(options: BenchOptions) -> dict[str, Any]:
@@ -320,15 +323,12 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
     with terminal.status(f"loading {name} …"):
         from ...runtime.adapters.stored import NO_ADAPTERS
         from ...runtime.model.loading import load_model
-        from ...runtime.model.options import LoadOptions, device_numbers
 
         with LoadTimes(cache_folder()) as times:
             parallel = max(test.n_parallel for test in plan.tests)
-            options = LoadOptions(
-                plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
+            options = load_options(
+                **plan.placing, context=context, threads=n_threads, parallel=parallel, background=False,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
-                devices=device_numbers(plan.devices), split_mode=plan.split_mode, cpu_moe=plan.cpu_moe,
-                background=False,
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)

@@ -33,6 +33,7 @@ from ..console.options import (
     WeightCache,
     cpu_moe_layers,
     flag,
+    load_options,
     with_options,
 )
 from ..generation.adapters import AdapterOptions
@@ -156,15 +157,13 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             raise typer.BadParameter(str(problem)) from None
 
     def loading(self) -> LoadOptions:
-        from ...runtime.model.options import LoadOptions, device_numbers
-
-        return LoadOptions(
+        return load_options(
+            self.devices,
             device=self.device.value,
             context=self.context,
             threads=self.threads,
             kv_type=self.kv_type.value,
             gpu_layers=self.gpu_layers,
-            devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             weight_cache=self.weight_cache << 20,

@@ -29,6 +29,7 @@ from ..console.options import (
     WeightCache,
     cpu_moe_layers,
     flag,
+    load_options,
 )
 from ..console.terminal import remark
 from .adapters import AdapterOptions
@@ -303,26 +304,26 @@ class GenerationOptions(
         contexts: int | None = None,
         task: str = "text",
     ) -> LoadOptions:
-        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
+        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one, and
+        for flags that do not go together."""
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions, device_numbers
         from ..console.progress import Progress
 
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.adapters
-        return LoadOptions(
-            self.device.value,
-            self.context,
-            self.threads,
-            self.kv_type.value,
-            self.gpu_layers,
-            parallel,
+        return load_options(
+            self.devices,
+            device=self.device.value,
+            context=self.context,
+            threads=self.threads,
+            kv_type=self.kv_type.value,
+            gpu_layers=self.gpu_layers,
+            parallel=parallel,
             speculate=self.speculate.value,
             draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             adapters=adapters,
-            devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             weight_cache=self.weight_cache << 20,

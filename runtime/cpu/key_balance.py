@@ -63,7 +63,9 @@ def key_balance(program: ops.Program, offsets: Mapping[int, np.ndarray]) -> dict
 
 
 def _floored(square: np.ndarray) -> np.ndarray:
-    return np.maximum(square, SMALLEST * square.mean(axis=1, keepdims=True))
+    """float64 [heads, head_dim] with nothing too small to divide by; one of zeros is one of ones."""
+    size = square.mean(axis=1, keepdims=True)
+    return np.where(size > 0, np.maximum(square, SMALLEST * size), 1)
 
 
 def _tells_sizes(op: ops.Op) -> bool:
@@ -108,6 +110,7 @@ def _normed(op: ops.RMSNorm, of: _Moments) -> _Moments:
     """Those behind a norm of each head, or of the whole row."""
     weight = np.broadcast_to(op.weight.astype(np.float64).reshape(-1, of.mean.shape[1]), of.mean.shape)
     size = np.sqrt(of.square.mean(axis=1 if op.groups > 1 else None, keepdims=True))
+    size[size == 0] = 1
     return _Moments(of.mean * weight / size, of.square * (weight / size) ** 2)
 
 

@@ -7,7 +7,8 @@ dimensions that turn slowly it nearly stays where it is, and those are where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -39,6 +40,15 @@ def key_offsets(program: ops.Program) -> dict[int, np.ndarray]:
 def biased_layers(program: ops.Program) -> set[int]:
     """The layers of the cache whose keys have a bias."""
     return {layer for layer, writer in _writers_of_keys(program) if _has_bias(writer)}
+
+
+def digest_of(*changes: Mapping[int, np.ndarray]) -> str:
+    """A checksum of what keys are changed by, by layer; "" if by nothing."""
+    arrays = [(layer, array) for change in changes for layer, array in sorted(change.items())]
+    found = 0
+    for layer, array in arrays:
+        found = zlib.crc32(array.tobytes(), zlib.crc32(f"{layer} {array.shape}".encode(), found))
+    return f"{found:08x}" if arrays else ""
 
 
 def _has_bias(op: ops.Op) -> bool:

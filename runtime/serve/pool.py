@@ -173,7 +173,12 @@ class ModelPool:
             raise busy("the server is shutting down")
         if entry.model is None and (entry.loading is None or entry.loading.done()):
             entry.loading = asyncio.create_task(self._load(entry))
-            entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            entry.loading.add_done_callback(lambda task: self._note_failure(entry, task))
+
+    def _note_failure(self, entry: Entry, loading: asyncio.Task[Model]) -> None:
+        """Log that a model cannot be loaded: before the first request nobody else is told."""
+        if not loading.cancelled() and (error := loading.exception()) and not self._closed:
+            _log.error("%s cannot be loaded: %s", entry.name, error)
 
     async def _load(self, entry: Entry) -> Model:
         async with self._lock:

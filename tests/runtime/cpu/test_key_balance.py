@@ -96,6 +96,23 @@ def test_none_where_nothing_is_known():
     assert key_balance(replace(whole, ops=tuple(added)), {}) == {}
 
 
+@pytest.mark.parametrize("of", ["q", "k"])
+def test_heads_of_zeros_have_finite_factors(of):
+    """A norm whose weights are all 0, and what comes behind it: every key has the same score, and no NaN."""
+    whole = with_norms(program(1), SIZES, groups=1)
+    zeros = [
+        replace(op, weight=0 * op.weight) if isinstance(op, ops.RMSNorm) and op.x.name == of else op
+        for op in whole.ops
+    ]
+    flow: list[ops.Op] = []
+    for op in zeros:
+        twice = of == "k" and isinstance(op, ops.RMSNorm) and op.x.name == "k"
+        flow += [op, replace(op, weight=SIZES)] if twice else [op]
+    factors = key_balance(replace(whole, ops=tuple(flow)), {})
+    assert factors.keys() == {0, 1}
+    assert all(np.isfinite(each).all() and each.all() for each in factors.values())
+
+
 def test_keys_whose_bias_stays(monkeypatch):
     """A bias that sinks keep in the keys costs less where factors divide it."""
     bias = RNG.normal(size=64).astype(np.float32)

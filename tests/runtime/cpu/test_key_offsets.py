@@ -101,3 +101,26 @@ def test_which_caches_are_rotated():
     }
     layouts = [CpuMachine(program(1, "Q8_0"), 4, kv_type=kind).page_layout for kind in ("q8_0", "f16/q8_0")]
     assert [" rotated" in layouts[0], " values rotated" in layouts[1]] == [True, True]
+
+
+def test_pages_of_other_offsets_or_factors_are_of_another_layout():
+    """As of another version of kukri. Offsets count where there are no factors, too."""
+
+    def layout(kind: str, by: float, weight: float) -> str:
+        plain = biased(program(1), np.full(64, by, np.float32))
+        flow = [
+            replace(op, bias=None) if isinstance(op, ops.MatMul) and op.out.name == "q" else op
+            for op in plain.ops
+            if not (isinstance(op, ops.RMSNorm) and op.x.name == "q")
+        ]
+        norm = ops.RMSNorm(flow[2].out, flow[2].out, np.linspace(1, weight, 32, dtype=np.float32), 1e-6, 6)
+        whole = replace(plain, ops=(*flow[:3], norm, *flow[3:]) if weight else tuple(flow))
+        machine = CpuMachine(whole, 4, kv_type=kind, threads=1)
+        found = machine.page_layout
+        machine.close()
+        return found
+
+    changed = [layout("q8_0", by, weight) for by in (1, 2) for weight in (0, 5, 6)]
+    assert len(set(changed)) == 6
+    assert layout("q8_0", 1, 0) == changed[0]
+    assert layout("f16", 1, 0) == layout("f16", 2, 5)

@@ -569,6 +569,26 @@ def test_threads_by_default(tmp_path):
         assert default_threads(tmp_path) == threads
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limited", ["", "system.slice", "system.slice/llm.service"])
+def test_threads_within_the_quota_of_a_group_further_up(tmp_path, monkeypatch, version, limited):
+    """Of a service (systemd's CPUQuota) or a job, which sees the whole tree: the least one counts."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    tree = tmp_path / "sys/fs/cgroup" / ("cpu" if version == 1 else "")
+    (tree / "system.slice/llm.service").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    controllers = "cpu,cpuacct" if version == 1 else ""
+    line = f"3:{controllers}:/system.slice/llm.service\n"
+    (tmp_path / "proc/self/cgroup").write_text("5:memory:/system.slice\n" + line)
+    assert default_threads(tmp_path) == 8
+    for group, quota in ((limited, "350000"), ("system.slice/llm.service", "600000")):
+        path = tree / group / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")
+        if not path.exists():
+            path.write_text(quota + "\n" if version == 1 else quota + " 100000\n")
+            path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert default_threads(tmp_path) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback

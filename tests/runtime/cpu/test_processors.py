@@ -91,6 +91,23 @@ def test_every_worker_asks_and_the_caller_does_not(monkeypatch):
     assert sorted(asked) == ["kukri-1", "kukri-2"]
 
 
+def test_no_thread_stays_where_there_is_no_room_for_all(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def limited(self: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="cannot start 8 threads: the system allows only 3 here"):
+        Team(8)
+    for worker in started:
+        worker.join(timeout=20)
+        assert not worker.is_alive()
+
+
 def test_other_systems_are_not_asked(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("asked"))

@@ -104,7 +104,7 @@ def test_a_model_that_is_being_loaded(tiny: Path, monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
-def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:1000])
     options = ServeOptions(load_patience=60)
@@ -115,6 +115,8 @@ def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path) -> None:
             )
             assert done.status_code == 500
             assert "broken.gguf" in done.json()["error"]["message"]
+            assert caplog.text.count("broken cannot be loaded: broken.gguf: ") == 1
+            caplog.clear()
         assert served.post("/tokenize", {"content": "x"}).status_code == 200
 
 
