@@ -30,6 +30,8 @@ def model_name(source: str, path: Path) -> str:
 
 def target_file(target: Path, name: str, recipe: Recipe) -> Path:
     """The file to write: `target`, or one in it if it is a folder. Raises BadParameter."""
+    if str(target) == "-":
+        raise typer.BadParameter("a model goes into a file or a folder, not to stdout")
     if target.is_dir():
         return target / f"{name}-{recipe.name.upper()}.gguf"
     if not target.parent.is_dir():

@@ -115,11 +115,12 @@ class ModelPool:
         return [each for entry in self.entries.values() for each in (entry, entry.twin) if each is not None]
 
     def find(self, name: str | None) -> Entry:
-        """The entry that a request means: by its name, by that with ":latest" or a folder in front, and the
-        first if none is named. Problem 404 for others."""
+        """The entry that a request means: by its name, by that with ":latest", a folder in front or a file's
+        ending, and the first if none is named. Problem 404 for others."""
         if not name:
             return next(iter(self.entries.values()))
-        for wanted in (name, name.removesuffix(":latest"), name.rpartition("/")[2]):
+        file = name.rpartition("/")[2]
+        for wanted in (name, name.removesuffix(":latest"), file, file.removesuffix(".gguf")):
             if wanted in self.entries:
                 return self.entries[wanted]
         known = ", ".join(self.entries)
@@ -251,7 +252,7 @@ class ModelPool:
         """Close a model that nobody uses."""
         model, entry.model, entry.loading = entry.model, None, None
         if model is not None:
-            _log.info("%s makes room", entry.name)
+            _log.info("%s is closed", entry.name)
             await asyncio.to_thread(model.close)
 
     async def close(self) -> None:
