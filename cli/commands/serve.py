@@ -13,6 +13,7 @@ import typer
 
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
+from ..console.completion import model_names
 from ..console.options import (
     DEFAULT_MODEL,
     MAX_CONTEXT,
@@ -38,7 +39,7 @@ from ..console.options import (
 from ..generation.adapters import AdapterOptions
 from ..generation.caching import AnswerCacheOptions
 from ..generation.routing import RouteOptions
-from ..settings.model import from_environment
+from ..settings.model import ModelsOption, named_by_user
 
 if TYPE_CHECKING:
     from ...runtime.model.options import LoadOptions
@@ -176,12 +177,17 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
 @with_options
 def serve(
     options: ServeFlags,
-    models: Annotated[
+    ctx: typer.Context,
+    more: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL…", show_default=False, help="Files, folders, short names, or org/repo[:quant]."
+            metavar="MODEL…",
+            show_default=False,
+            help="Files, folders, short names, or org/repo[:quant].",
+            autocompletion=model_names,
         ),
     ] = None,
+    models: ModelsOption = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's, Anthropic's and Ollama's servers do.
 
@@ -192,7 +198,9 @@ def serve(
 
     limits = options.serving()
     routed, loading = options.route_names, options.loading()
-    names = models or ([] if routed else [from_environment() or DEFAULT_MODEL])
+    if (more or routed) and not named_by_user(ctx, "models"):
+        models = None  # a default model is not one more
+    names = [*(models or []), *(more or [])] or ([] if routed else [DEFAULT_MODEL])
     if loading.adapters and len(names) + 2 * bool(routed) > 1:
         raise typer.BadParameter("adapters are for one model, so that no second one can be served")
     cache = options.open_cache()

@@ -67,6 +67,7 @@ def test_names(tiny: Path) -> None:
     assert pool.find(None).name == "tiny"
     assert pool.find("b:latest").name == "b"
     assert pool.find("/somewhere/b").name == "b"
+    assert pool.find("/somewhere/b.gguf").name == "b"
     for name in ("other", "/etc/passwd", "b/"):
         with pytest.raises(Problem) as refused:
             pool.find(name)
