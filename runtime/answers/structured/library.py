@@ -32,7 +32,7 @@ def _bytes() -> LLTokenizer:
 def impossible(grammar: str) -> bool:
     """Whether no text of a valid grammar even begins. Rules that never end are not noticed.
 
-    Asked of a vocabulary of single bytes, with which every text can be written. That takes a millisecond or two.
+    Asked of a vocabulary of single bytes, with which every text can be written. Takes a millisecond or two.
     """
     matcher = llguidance().LLMatcher(_bytes(), grammar, log_level=0)
     if matcher.is_error():  # it names tokens of a model
