@@ -1,4 +1,4 @@
-"""Which processors compute: the default number of threads, and what a Mac is told about them."""
+"""Which processors compute: their name, the default number of threads, and what a Mac is told about them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def default_threads(root: Path = Path("/")) -> int:
     usable = _cores(own, root) if own else _performance_cores() or os.cpu_count() or 1
     quota = _quota(root)
     return usable if quota is None else max(1, min(usable, int(quota)))
+
+
+def cpu_name() -> str:
+    """The model of the processor as the system states it."""
+    import platform  # here, since a start of the machine does without it
+
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _cores(processors: set[int], root: Path) -> int:

@@ -42,7 +42,6 @@ class Entry:
     used_at: float = 0.0  # on the monotonic clock
     loading: asyncio.Task[Model] | None = None
     stage: tuple[str, int, int] = ("", 0, 0)  # of loading: what, done, of
-    loaded_at: float = 0.0
     owned: bool = True  # loaded here, so that it may be closed here
     task: str = "auto"  # of LoadOptions
     twin: Entry | None = None  # the same model, loaded to make vectors
@@ -64,7 +63,7 @@ def sources(models: Mapping[str, AnyModel] | Iterable[str | Path | Model]) -> di
     for name, source in pairs:
         if isinstance(source, Model):
             path, model = Path(source.path), source
-            found[name] = Entry(name, path, source.n_bytes, int(time()), model, loaded_at=time(), owned=False)
+            found[name] = Entry(name, path, source.n_bytes, int(time()), model, owned=False)
         elif isinstance(source, Route):
             written = int(max(path.stat().st_mtime for path in (source.small, source.large)))
             size = _size(source.small) + _size(source.large)
@@ -193,7 +192,7 @@ class ModelPool:
                 except NotEnoughMemory:
                     if not await self._close_one():
                         raise
-            entry.model, entry.loaded_at, entry.used_at = model, time(), monotonic()
+            entry.model, entry.used_at = model, monotonic()
             _log.info("%s is loaded: %s, context %d", entry.name, human_bytes(entry.n_bytes), model.context)
             return model
 

@@ -23,7 +23,7 @@ from kukri.runtime.answers.running import LONGEST_RESULT, run_call
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.model import Model
 
-from ...runtime.model.test_model import END, TEMPLATE, scripted
+from ...runtime.model.scripted import END, TEMPLATE, scripted
 
 TOOL = '''
 def add(a: int, b: int = 1) -> int:

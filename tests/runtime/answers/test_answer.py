@@ -17,7 +17,7 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.tokenizer.chat.template import TemplateError
 
 from ...tiny_model import write_tiny_model
-from ..model.test_model import BOS, END, GREEDY, HELLO, TEMPLATE, scripted
+from ..model.scripted import BOS, END, GREEDY, HELLO, TEMPLATE, scripted
 
 
 @pytest.fixture(params=["reference", "cpu"])

@@ -16,8 +16,8 @@ from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention, dense, norm
 from kukri.runtime.reference.machine import ReferenceMachine
 
+from ..programs import program, run
 from .test_key_offsets import biased
-from .test_machine import program, run
 
 RNG = np.random.default_rng(5)
 SIZES = np.exp(RNG.uniform(-2, 4, 64)).astype(np.float32)  # of what the keys of two heads have

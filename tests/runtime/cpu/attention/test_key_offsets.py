@@ -16,7 +16,7 @@ from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention
 from kukri.runtime.reference.machine import ReferenceMachine
 
-from .test_machine import batches_of_sequences, program, run
+from ..programs import batches_of_sequences, program, run
 
 
 def biased(whole: ops.Program, bias: np.ndarray, **changes) -> ops.Program:
