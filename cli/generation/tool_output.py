@@ -27,7 +27,7 @@ class _Stdout:
 def aside() -> Iterator[None]:
     """Within the block, what this thread prints goes to stderr."""
     if sys.stdout is not None and not isinstance(sys.stdout, _Stdout):
-        sys.stdout = _Stdout(sys.stdout)  # type: ignore[assignment]
+        sys.stdout = _Stdout(sys.stdout)
     before = getattr(_thread, "aside", False)
     _thread.aside = True
     try:
