@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+_OF_WRITING = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 _LONGEST_NAME = 200  # bytes of a file's name in that of its unfinished file; most file systems allow 255
 
 
@@ -50,11 +51,12 @@ class NewFile:
         if self.file.closed:
             return
         try:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            with about_file(self.path):
+                self.file.flush()
+                os.fsync(self.file.fileno())
             if os.name == "nt":  # there files that are open cannot be renamed
                 self.file.close()
-            with _named(self.path):
+            with about_file(self.path):
                 os.replace(self._temporary, self.path)
             self.file.close()
         except BaseException:
@@ -62,8 +64,11 @@ class NewFile:
             raise
         _sync_folder(self.path.parent)
 
-    def discard(self) -> None:
-        """Remove the file, unless it has been committed."""
+    def discard(self, error: BaseException | None = None) -> None:
+        """Remove the file, unless it has been committed. An `error` of writing, which knows only that a disk
+        is full, is told the name."""
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_WRITING:
+            error.filename = str(self.path)
         if not self.file.closed:
             self._remove()
 
@@ -82,7 +87,7 @@ class NewFile:
         if error is None:
             self.commit()
         else:
-            self.discard()
+            self.discard(error)
 
 
 def remove_leftovers(path: Path) -> None:
@@ -118,7 +123,7 @@ def _create(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     while True:
         temporary = path.with_name(f"{_stem(path)}.{secrets.token_hex(8)}.partial")
-        with _named(path):
+        with about_file(path):
             file = open(os.open(temporary, flags, mode), "w+b")  # noqa: SIM115 (`NewFile` closes it)
         with suppress(OSError):  # the file system has no locks, or another user holds one to annoy
             _lock(file.fileno())
@@ -139,7 +144,7 @@ def _lock(descriptor: int) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def about_file(path: Path) -> Iterator[None]:
     """A context whose OSErrors are about `path`, and not about a name that nobody knows."""
     try:
         yield

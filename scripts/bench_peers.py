@@ -31,11 +31,10 @@ import typer
 
 import kukri
 from kukri.cli.bench.plan import Test, numbers
-from kukri.cli.commands.doctor import cpu_name
 from kukri.cli.console.explain import explain
 from kukri.cli.console.table import markdown_table
 from kukri.cli.console.terminal import note
-from kukri.runtime.cpu.processors import default_threads
+from kukri.runtime.cpu.processors import cpu_name, default_threads
 from kukri.runtime.hub.errors import ModelNotFound
 from kukri.runtime.hub.resolve import resolve
 

@@ -9,18 +9,14 @@ compile functions of their own by Numba are not meant.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-_SCRIPT = Path(__file__).parents[1] / "scripts" / "arm64_assembly.py"
-_spec: Any = importlib.util.spec_from_file_location("arm64_assembly", _SCRIPT)
-_script: Any = importlib.util.module_from_spec(_spec)
+from kukri.tests.script_modules import load_script
+
 assert "kukri.quant.jit.levels" not in sys.modules, "the level has been chosen already"
-_spec.loader.exec_module(_script)
-_script.pretend_arm64(os.environ.get("KUKRI_SIMD", "i8mm"))
+load_script("arm64_assembly.py").pretend_arm64(os.environ.get("KUKRI_SIMD", "i8mm"))
 
 import llvmlite.binding as llvm  # noqa: E402 - the level is chosen when the package is imported
 

@@ -43,17 +43,19 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.connect cli.console "
     "cli.embedding cli.eval cli.explain "
-    "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    "cli.generation cli.keeping cli.run cli.settings quant quant.jit "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
-    "runtime.response_cache runtime.routing runtime.sessions runtime.sizing "
-    "runtime.adapters runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile "
+    "runtime.response_cache runtime.routing "
+    "runtime.evaluation runtime.cpu runtime.cuda.compile "
     "runtime.cuda.driver",
-    "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
-    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model runtime.sizing",
+    "cli.commands.models": "cli.console cli.generation cli.quantize cli.settings quant "
+    "quant.recipes tokenizer runtime.adapters runtime.hub runtime.model runtime.sizing",
+    "cli.quantize": "cli.console cli.eval quant quant.formats quant.recipes tokenizer runtime.calibration "
+    "runtime.hub runtime.model",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
     "runtime.hub runtime.serve.on_ray",
-    "cli.bench": f"cli.console quant runtime.adapters runtime.calibration runtime.model {_ENGINE} "
-    "runtime.ops runtime.cuda.driver",
+    "cli.bench": f"cli.console quant quant.jit runtime.adapters runtime.calibration runtime.model {_ENGINE} "
+    "runtime.ops runtime.sizing runtime.cpu runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.explain cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
@@ -63,13 +65,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.explain": f"cli.console quant tokenizer runtime.cpu {_ENGINE} "
     "runtime.inspection runtime.inspection.page runtime.model runtime.sizing",
     "cli.embedding": "cli.console cli.generation",
-    "cli.eval": "cli.bench cli.console cli.generation quant runtime.adapters runtime.batch "
+    "cli.eval": "cli.console cli.generation quant runtime.adapters runtime.batch "
     "runtime.engine.sampling "
     "runtime.hub runtime.model runtime.evaluation runtime.routing tokenizer",
     "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
     f"runtime.response_cache runtime.routing runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
-    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
+    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
@@ -87,7 +89,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.answers.structured.calls": (
         "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
     ),
-    "runtime.serve": "quant tokenizer runtime.hub runtime.answers runtime.response_cache runtime.routing "
+    "runtime.serve": "quant tokenizer runtime.answers runtime.response_cache runtime.routing "
     f"runtime.model {_ENGINE} {_SERVE} runtime.serve.on_ray",
     "runtime.serve.on_ray": "quant runtime.adapters runtime.hub runtime.model runtime.serve "
     "runtime.serve.http",
@@ -100,12 +102,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.serve runtime.serve.http runtime.sizing",
     "runtime.sizing": f"quant quant.recipes {_PROGRAM} runtime.program runtime.weights runtime.engine "
     "runtime.model",
-    "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
-    "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
+    "runtime.model": "untrusted runtime quant quant.checkpoint quant.gguf quant.jit quant.recipes "
+    "tokenizer tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
-    "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.cpu runtime.cpu.abi runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights runtime.cpu runtime.cuda runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
@@ -124,7 +126,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.engine.speculation": _ENGINE,
     "runtime.engine.sampling": "runtime.engine",
     "runtime.reference": f"quant runtime.ops {_ENGINE}",
-    "runtime.cpu": f"quant quant.formats quant.jit runtime.ops {_ENGINE} "
+    "runtime.cpu": f"runtime quant quant.formats quant.jit runtime.ops {_ENGINE} "
     "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",
     "runtime.cpu.lowering": f"quant quant.formats {_CPU_BASE} {_PROGRAM} runtime.cpu runtime.cpu.kernels",
     "runtime.cpu.kernels": _CPU_BASE,
@@ -133,13 +135,15 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cpu.kernels.common": _CPU_BASE,
     "runtime.cpu.abi": "quant.jit runtime.cpu.simd",
     "runtime.cpu.simd": "quant quant.formats quant.jit quant.jit.simd",
-    "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
+    "runtime.cuda": f"quant runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
-    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
+    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine runtime.cuda.lowering.matmul "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
-    "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
+    "runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.experts runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
+    "runtime.cuda.lowering.matmul": "quant runtime.ops runtime.cuda.abi runtime.cuda.lowering "
+    "runtime.cuda.weights runtime.cuda.kernels.common runtime.cuda.kernels.matmul",
     "runtime.cuda.weights": "quant quant.formats runtime.cuda.driver",
     "runtime.cuda.kernels": _CUDA_BASE,
     "runtime.cuda.kernels.attention": f"{_CUDA_BASE} runtime.cuda.kernels.common",
@@ -154,7 +158,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # what a model is
     "runtime.program": f"{_PROGRAM} runtime.weights",
     "runtime.weights": "quant quant.checkpoint quant.formats runtime.archs runtime.config",
-    "runtime.config": "quant quant.checkpoint runtime.archs runtime.ops",
+    "runtime.config": "quant runtime.archs runtime.ops",
     "runtime.archs": "",
     "runtime.ops": "quant",
     # quant: numbers in fewer bits
@@ -168,7 +172,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "quant.jit": "quant",
     "quant.jit.simd": "quant.jit",
     # tokenizer: text ↔ ids
-    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pieces tokenizer.pretokenize "
+    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pretokenize "
     "tokenizer.chat tokenizer.readers",
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",

@@ -208,7 +208,6 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
         {"json.loads"},
         "reads a grammar that this package wrote",
     ),
-    "runtime/answers/chat_format.py": ({"json.loads"}, "reads what a caller handed in"),
     "runtime/model/convert.py": ({"gguf.Metadata.load"}, "reads files that were read, or looked at, before"),
     "runtime/hub/download.py": ({"os.open", "os.fdopen"}, "hashes and writes downloads"),
     "runtime/hub/repository.py": ({"path.open"}, "hashes downloads"),
@@ -234,7 +233,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "cli/settings/file.py": ({"tomllib.loads"}, OWN),
     "cli/chat/line_editor.py": ({"os.open"}, OWN),
     "cli/console/terminal.py": ({"open", "os.open"}, OWN),
-    "cli/commands/doctor.py": ({"Path('/proc/cpuinfo').read_text", "path.read_text"}, OWN),
+    "cli/commands/doctor.py": ({"path.read_text"}, OWN),
     "quant/safe_files.py": ({"open", "os.open"}, "writes"),
     "quant/ownership.py": ({"open", "os.open"}, "reads a file that only this user or root can have written"),
     "quant/jit/file_cache.py": ({"open"}, OWN),
@@ -245,9 +244,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "runtime/cpu/bandwidth.py": ({"path.read_text"}, OWN),
     "runtime/cpu/processors.py": (
         {
-            "(group / 'cpu.max').read_text",
-            "(group / 'cpu/cpu.cfs_quota_us').read_text",
-            "(group / 'cpu/cpu.cfs_period_us').read_text",
+            "Path('/proc/cpuinfo').read_text",
             "(root / topology.format(number)).read_text",
         },
         OWN,
@@ -256,7 +253,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
         {"os.open"},
         "makes an empty file; SQLite reads it, and its checks are the store's",
     ),
-    "runtime/model/memory_check.py": ({"path.read_text"}, OWN),
+    "runtime/control_groups.py": ({"path.read_text"}, OWN),
 }
 NO_FILES = {"Checkpoint.open", "GGUFFile.open", "read_text", "integers.read_bytes"}  # functions of ours
 LOADERS = {"json", "np", "numpy", "pickle", "yaml", "tomllib", "gguf.Metadata", "torch"}

@@ -37,21 +37,24 @@ class Crew:
 
 
 @contextmanager
-def answering(options: GenerationOptions, name: str, width: int, ray: str | None) -> Iterator[Crew]:
+def answering(
+    options: GenerationOptions, name: str, width: int, ray: str | None, embed: bool = False
+) -> Iterator[Crew]:
     """The model `name` with room for `width` answers at a time, loaded here, or on each machine of the
-    cluster `ray`."""
+    cluster `ray`; to make vectors with `embed`, and if it is made for nothing else."""
+    task = "embed" if embed else "auto"
     if ray is not None:
-        with _on_cluster(options, name, width, ray) as crew:
+        with _on_cluster(options, name, width, ray, task) as crew:
             yield crew
         return
     from ...runtime.batch.execute import Endpoints
 
-    with closing(options.load(name, parallel=width, contexts=contexts_of(width))) as loaded:
+    with closing(options.load(name, parallel=width, contexts=contexts_of(width), task=task)) as loaded:
         yield Crew(Endpoints(loaded, name), width, (loaded.router or loaded).fingerprint)
 
 
 @contextmanager
-def _on_cluster(options: GenerationOptions, name: str, width: int, address: str) -> Iterator[Crew]:
+def _on_cluster(options: GenerationOptions, name: str, width: int, address: str, task: str) -> Iterator[Crew]:
     from ...runtime.batch.on_ray.cluster import joined, places
     from ...runtime.batch.on_ray.worker import Order
     from ...runtime.batch.on_ray.workers import Workers
@@ -59,7 +62,7 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
     from ...runtime.serve.on_ray.model_file import ModelFile
     from ..console.progress import Progress
 
-    loading = options.loading(parallel=width, contexts=contexts_of(width))
+    loading = options.loading(parallel=width, contexts=contexts_of(width), task=task)
     file = ModelFile.of(name, resolve(name, Progress), loading.adapters)
     order = Order(file, loading)
     with redirect_stdout(terminal.ForeignText(_log)), joined(address):

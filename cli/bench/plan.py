@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -61,6 +61,12 @@ class Plan:
     split_mode: str = "auto"
     cpu_moe: int = 0  # layers whose experts are on the CPU
     draft: str | None = None  # file or folder of a draft model
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """Where models run, and how they are kept there: what `load_options` takes of it."""
+        names = ("device", "kv_type", "gpu_layers", "devices", "split_mode", "cpu_moe")
+        return {name: getattr(self, name) for name in names}
 
 
 def numbers(texts: Sequence[str], name: str, least: int = 0, most: int = MOST_TOKENS) -> list[int]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import Any
 
 from ..console.safe_text import as_json, one_line
 from ..console.table import fits, markdown_table, records
 from ..console.wording import count
-
-Result = dict[str, Any]  # llama-bench's keys and further ones; docs/cli.md lists them
-
+from .results import Result
 
 # What llama-bench's table has, and a second one, which it does not have.
 _SPEEDS = ("model", "size", "params", "backend", "threads", "test", "t/s")

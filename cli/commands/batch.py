@@ -89,7 +89,7 @@ def batch(
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
-    with answering(options, name, width, ray) as crew:
+    with answering(options, name, width, ray, embed) as crew:
         settings = _settings(crew.digest, asked, answer_column, ordered)
         job = open_job(source, destination, settings, answer_column, force)
         running = Batch(

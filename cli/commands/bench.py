@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ... import __version__
 from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_PARALLEL, MOST_THREADS, Plan, Test, numbers, pair
-from ..bench.report import WRITERS, Result, for_terminal
+from ..bench.report import WRITERS, for_terminal
+from ..bench.results import Result
 from ..console import terminal
 from ..console.options import (
     DEFAULT_MODEL,
@@ -33,20 +29,12 @@ from ..console.options import (
     SplitModeFlag,
     cpu_moe_layers,
     flag,
+    load_options,
     with_options,
 )
 from ..console.progress import Progress
 from ..generation.adapters import AdapterOptions
 from ..settings.model import ModelsOption
-
-if TYPE_CHECKING:
-    from ...runtime.cpu.bandwidth import ReadBandwidth
-    from ...runtime.cuda.driver.bandwidth import CopyBandwidth
-    from ...runtime.model.model import Model
-    from ..bench.measure import LoadTimes, Used
-    from ..console.description import Description
-
-COLD_STARTS = 3  # at most: each loads the model anew
 
 
 class Format(StrEnum):
@@ -157,6 +145,7 @@ def bench(options: BenchOptions, models: ModelsOption = None) -> None:
     if options.plot is not None:
         raise typer.BadParameter("--plot goes with --serve")
     plan = _plan(options)
+    from ..bench.one_model import bench_model
     from ..console.description import describe
 
     names = models or [DEFAULT_MODEL]
@@ -165,7 +154,7 @@ def bench(options: BenchOptions, models: ModelsOption = None) -> None:
     results: list[Result] = []
     for name, path, about in zip(names, paths, abouts, strict=True):
         for n_threads in plan.threads:
-            results += _measure(plan, name, path, about, n_threads)
+            results += bench_model(plan, name, path, about, n_threads)
     if options.output is Format.auto:
         terminal.write(for_terminal(results, terminal.width()))
     else:
@@ -223,7 +212,7 @@ def _plan(options: BenchOptions) -> Plan:
     kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
     if not kinds:
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
-    return Plan(
+    plan = Plan(
         tests=[Test(p, n, d, parallel) for d in depths for p, n in kinds for parallel in parallels],
         threads=numbers(options.threads, "-t", 1, MOST_THREADS) if options.threads else [None],
         repetitions=options.repetitions,
@@ -238,6 +227,8 @@ def _plan(options: BenchOptions) -> Plan:
         adapters=options.adapters or None,
         **_drafts(options),
     )
+    load_options(**plan.placing, speculate=plan.speculate, draft=plan.draft)  # before anything is measured
+    return plan
 
 
 def _drafts(options: BenchOptions) -> dict[str, Any]:
@@ -252,156 +243,3 @@ def _drafts(options: BenchOptions) -> dict[str, Any]:
         "speculate": speculate.value,
         "draft": str(resolve(options.draft, Progress)) if options.draft and uses else None,
     }
-
-
-def _measure(
-    plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
-) -> Iterator[Result]:
-    """The results of one model with one number of threads."""
-    from ...runtime.sizing.traffic import bytes_per_token
-    from ..bench.measure import measure, used_devices
-    from ..bench.speculation import LEAST_PROMPT, is_speculated, measure_speculation
-
-    context = max(test.n_depth + test.n_tokens for test in plan.tests)
-    if plan.speculate != "off":
-        context += LEAST_PROMPT + 1
-    results = []
-    with ExitStack() as stack:
-        times, loaded = _load(name, path, context, n_threads, plan)
-        stack.enter_context(loaded)
-        machine, table = loaded.engine.machine, loaded.engine.table
-        used = used_devices(machine)
-        memory: ReadBandwidth | CopyBandwidth | None = None
-        for test in plan.tests:
-            result = _about_model(about, used, test, times)
-            decode = test.n_gen > 0 and not test.n_prompt and not used.both  # of one memory
-            with terminal.status(f"{name}: {test.name} …"):
-                if decode and memory is None:
-                    memory = _bandwidth(machine, used)
-                    stack.callback(memory.close)
-                before = memory.measure() if decode and memory else 0.0
-                run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
-                after = memory.measure() if decode and memory else 0.0
-            result |= _speeds(test, run)
-            if test.n_prompt and not test.n_gen and test.n_parallel == 1:
-                result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
-            if decode:
-                seen = test.n_depth + test.n_prompt + 1
-                read = bytes_per_token(used.program, used.kv_type, seen, test.n_gen, test.n_parallel)
-                result |= {
-                    "bytes_per_token": round(read),
-                    "read_bandwidth": max(before, after),
-                    "read_bandwidth_before": before,
-                    "read_bandwidth_after": after,
-                    "bandwidth_share": read * result["median_ts"] / max(before, after),
-                }
-            results.append(result)
-            if plan.speculate != "off" and is_speculated(test):
-                with terminal.status(f"{name}: {test.name} with drafts …"):
-                    drafted = measure_speculation(loaded, test, plan.repetitions, plan.warm_up)
-                about_it = _about_model(about, used, test, times) | _speeds(test, drafted.seconds)
-                named = {"test": f"{test.name} + {plan.speculate}", "speculate": plan.speculate}
-                results.append(about_it | named | drafted.facts)
-        if plan.adapters:
-            results = [result | {"adapters": plan.adapters.described} for result in results]
-    for result in results:  # the model is closed by now: a second one need not fit beside it
-        if plan.cold and "ttft_seconds" in result and not result["n_depth"]:
-            with terminal.status(f"{name}: starting anew for {result['test']} …"):
-                result |= _cold(path, result["n_prompt"], used.threads, plan)
-    yield from results
-
-
-def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan) -> tuple[LoadTimes, Model]:
-    """Load a model and time that. Imports are not counted: they are the same for every model."""
-    from ...quant.jit.kernel_cache import cache_folder
-    from ..bench.measure import LoadTimes
-
-    warnings: list[str] = []
-    with terminal.status(f"loading {name} …"):
-        from ...runtime.adapters.stored import NO_ADAPTERS
-        from ...runtime.model.loading import load_model
-        from ...runtime.model.options import LoadOptions, device_numbers
-
-        with LoadTimes(cache_folder()) as times:
-            parallel = max(test.n_parallel for test in plan.tests)
-            options = LoadOptions(
-                plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
-                speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
-                devices=device_numbers(plan.devices), split_mode=plan.split_mode, cpu_moe=plan.cpu_moe,
-                background=False,
-            )  # fmt: skip
-            text = plan.speculate != "off"
-            model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)
-    for warning in warnings:
-        terminal.note(warning)
-    return times, model
-
-
-def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
-    """Measures the bandwidth of the memory that holds the weights: the GPU's, if the GPU runs any layers."""
-    if used.cuda_device is not None:
-        from ...runtime.cuda.driver.bandwidth import CopyBandwidth
-
-        return CopyBandwidth(used.cuda_device)
-    from ...runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
-    from ...runtime.model.memory_check import available_memory
-
-    available = available_memory()
-    return ReadBandwidth(used.threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))
-
-
-def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
-    from ...runtime.cpu.matrix_tiles import level_in_use
-    from ..console.description import human_count
-    from .doctor import cpu_name
-
-    return {
-        "build_commit": __version__,
-        "cpu_info": cpu_name(),
-        "simd": level_in_use(),
-        "gpu_info": ", ".join(used.gpu_names),
-        "backend": used.backend,
-        "backends": used.backend,
-        "model_filename": str(about.paths[0]),
-        "model_type": f"{about.architecture} {human_count(about.n_params).replace(' ', '')} {about.quant}",
-        "model_size": about.n_bytes,
-        "model_n_params": about.n_params,
-        "n_threads": used.threads,
-        "n_gpu_layers": used.gpu_layers,
-        "type_k": used.kv_type.split("/")[0],
-        "type_v": used.kv_type.split("/")[-1],
-        "n_prompt": test.n_prompt,
-        "n_gen": test.n_gen,
-        "n_depth": test.n_depth,
-        "n_parallel": test.n_parallel,
-        "test": test.name,
-        "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "load_seconds": times.load_seconds,
-        "compile_seconds": times.compile_seconds,
-    }
-
-
-def _speeds(test: Test, seconds: list[float]) -> Result:
-    speeds = [test.n_parallel * test.n_tokens / s for s in seconds]
-    return {
-        "avg_ns": round(statistics.fmean(seconds) * 1e9),
-        "stddev_ns": round(_deviation(seconds) * 1e9),
-        "avg_ts": statistics.fmean(speeds),
-        "stddev_ts": _deviation(speeds),
-        "median_ts": statistics.median(speeds),
-        "samples_ns": [round(s * 1e9) for s in seconds],
-        "samples_ts": speeds,
-    }
-
-
-def _cold(path: Path, n_prompt: int, n_threads: int, plan: Plan) -> Result:
-    from ..bench.cold import cold_start
-
-    starts = min(COLD_STARTS, plan.repetitions)
-    seconds = [cold_start(path, n_prompt, n_threads, plan) for _ in range(starts)]
-    known = [s for s in seconds if s is not None]
-    return {"ttft_cold_seconds": statistics.median(known) if known else None, "samples_cold_seconds": known}
-
-
-def _deviation(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0

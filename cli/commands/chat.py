@@ -47,7 +47,8 @@ def chat(
         from ..connect.chat import chat_with_server
         from ..connect.client import ServerClient
 
-        chat_with_server(ServerClient(connect, api_key), options, named, no_stdin)
+        asked = named if named_by_user(ctx, "named") else None  # a default is one of this machine
+        chat_with_server(ServerClient(connect, api_key), options, asked, no_stdin)
         return
     params = options.sampling()
     options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded

@@ -26,7 +26,7 @@ def doctor() -> None:
     rows = [
         ("kukri", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
-        ("CPU", _or_error(cpu_name)),
+        ("CPU", _or_error(_cpu)),
         ("cores", _or_error(_cores)),
         ("SIMD", _or_error(_simd)),
         ("memory", _or_error(_memory)),
@@ -56,14 +56,10 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _cpu() -> str:
+    from ...runtime.cpu.processors import cpu_name
+
+    return cpu_name()
 
 
 def _cores() -> str:

@@ -13,6 +13,7 @@ import typer
 
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
+from ..console.completion import model_names
 from ..console.options import (
     DEFAULT_MODEL,
     MAX_CONTEXT,
@@ -32,12 +33,13 @@ from ..console.options import (
     WeightCache,
     cpu_moe_layers,
     flag,
+    load_options,
     with_options,
 )
 from ..generation.adapters import AdapterOptions
 from ..generation.caching import AnswerCacheOptions
 from ..generation.routing import RouteOptions
-from ..settings.model import from_environment
+from ..settings.model import ModelsOption, named_by_user
 
 if TYPE_CHECKING:
     from ...runtime.model.options import LoadOptions
@@ -155,15 +157,13 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             raise typer.BadParameter(str(problem)) from None
 
     def loading(self) -> LoadOptions:
-        from ...runtime.model.options import LoadOptions, device_numbers
-
-        return LoadOptions(
+        return load_options(
+            self.devices,
             device=self.device.value,
             context=self.context,
             threads=self.threads,
             kv_type=self.kv_type.value,
             gpu_layers=self.gpu_layers,
-            devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             weight_cache=self.weight_cache << 20,
@@ -177,12 +177,17 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
 @with_options
 def serve(
     options: ServeFlags,
-    models: Annotated[
+    ctx: typer.Context,
+    more: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL…", show_default=False, help="Files, folders, short names, or org/repo[:quant]."
+            metavar="MODEL…",
+            show_default=False,
+            help="Files, folders, short names, or org/repo[:quant].",
+            autocompletion=model_names,
         ),
     ] = None,
+    models: ModelsOption = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's, Anthropic's and Ollama's servers do.
 
@@ -193,7 +198,9 @@ def serve(
 
     limits = options.serving()
     routed, loading = options.route_names, options.loading()
-    names = models or ([] if routed else [from_environment() or DEFAULT_MODEL])
+    if (more or routed) and not named_by_user(ctx, "models"):
+        models = None  # a default model is not one more
+    names = [*(models or []), *(more or [])] or ([] if routed else [DEFAULT_MODEL])
     if loading.adapters and len(names) + 2 * bool(routed) > 1:
         raise typer.BadParameter("adapters are for one model, so that no second one can be served")
     cache = options.open_cache()

@@ -11,11 +11,14 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from ...runtime.hub.catalogue import DEFAULT
+
+if TYPE_CHECKING:
+    from ...runtime.model.options import LoadOptions
 
 DEFAULT_MODEL = DEFAULT
 MAX_CONTEXT = 2**31 - 1  # positions are int32
@@ -112,6 +115,16 @@ def cpu_moe_layers(every: bool, n: int | None) -> int:
     if every and n is not None:
         raise typer.BadParameter("--cpu-moe is for all layers, --n-cpu-moe for some: not both")
     return EVERY_LAYER if every else n or 0
+
+
+def load_options(devices: str | None = None, **fields: Any) -> LoadOptions:
+    """How a model is loaded, `devices` as typed. A usage error for flags that do not go together."""
+    from ...runtime.model.options import LoadOptions, device_numbers
+
+    try:
+        return LoadOptions(devices=device_numbers(devices), **fields)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
 
 
 class TextOrJson(StrEnum):

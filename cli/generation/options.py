@@ -29,6 +29,7 @@ from ..console.options import (
     WeightCache,
     cpu_moe_layers,
     flag,
+    load_options,
 )
 from ..console.terminal import remark
 from .adapters import AdapterOptions
@@ -260,11 +261,16 @@ class GenerationOptions(
         return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
     def load(
-        self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+        self,
+        name: str,
+        beams: int = 1,
+        parallel: int | None = None,
+        contexts: int | None = None,
+        task: str = "text",
     ) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
         `contexts`: how many whole contexts these share, if not one each. With `--route` both models of that,
-        whatever the name.
+        whatever the name. `task`: as in LoadOptions.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -275,7 +281,7 @@ class GenerationOptions(
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        options, cache = self.loading(beams, parallel, contexts), self.open_cache()
+        options, cache = self.loading(beams, parallel, contexts, task), self.open_cache()
 
         def load(name: str) -> Model:
             model = load_quietly(resolve(name, Progress), name, options)
@@ -292,34 +298,39 @@ class GenerationOptions(
         return load(name)
 
     def loading(
-        self, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+        self,
+        beams: int = 1,
+        parallel: int | None = None,
+        contexts: int | None = None,
+        task: str = "text",
     ) -> LoadOptions:
-        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
+        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one, and
+        for flags that do not go together."""
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions, device_numbers
         from ..console.progress import Progress
 
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.adapters
-        return LoadOptions(
-            self.device.value,
-            self.context,
-            self.threads,
-            self.kv_type.value,
-            self.gpu_layers,
-            parallel,
+        return load_options(
+            self.devices,
+            device=self.device.value,
+            context=self.context,
+            threads=self.threads,
+            kv_type=self.kv_type.value,
+            gpu_layers=self.gpu_layers,
+            parallel=parallel,
             speculate=self.speculate.value,
             draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             adapters=adapters,
-            devices=device_numbers(self.devices),
             split_mode=self.split_mode.value,
             cpu_moe=cpu_moe_layers(self.cpu_moe, self.n_cpu_moe),
             weight_cache=self.weight_cache << 20,
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,
+            task=task,
         )
 
 

@@ -16,6 +16,7 @@ import typer
 
 from ..console.bounded_io import read_file
 from ..console.options import flag
+from .tool_output import aside, printing_aside
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -111,9 +112,9 @@ def _functions(text: str) -> list[Any]:
         found = getattr(module, name, None)
         if not callable(found):
             raise typer.BadParameter(f"--tool: there is no function {name} in {file}")
-        return [found]
+        return [printing_aside(found)]
     functions = [
-        each
+        printing_aside(each)
         for key, each in vars(module).items()
         if inspect.isfunction(each) and each.__module__ == module.__name__ and not key.startswith("_")
     ]
@@ -134,8 +135,9 @@ def _module(path: Path) -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))  # for what it imports from beside it
     try:
-        spec.loader.exec_module(module)
-    except Exception as problem:  # noqa: BLE001 - it may fail in any way
+        with aside():
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - it may fail in any way
         raise typer.BadParameter(f"--tool: {path} fails: {type(problem).__name__}: {problem}") from None
     finally:
         sys.path.pop(0)

@@ -51,6 +51,7 @@ class Keeper:
         self._writes = writes and path is not None
         self._model_name = ""
         self._written: tuple[SavedConversation, bool] | None = None  # the last one, and if its cache was, too
+        self._seen = _state(path)  # of the file
 
     @property
     def name(self) -> str:
@@ -154,16 +155,19 @@ class Keeper:
 
     def save(self, conversation: Conversation, model: Model, ending: bool = False) -> None:
         """Write the file if anything has changed. The KV cache is written with it unless it is large; then
-        only when the conversation is `ending`. Raises OSError, or ValueError for too long a conversation."""
+        only when the conversation is `ending`. Raises OSError, or ValueError for too long a conversation, and
+        for a file that another process has changed: what that has kept is not replaced."""
         from ...runtime.sessions.kept_pages import NOTHING, about_cache, cached_bytes, take_out
         from ...runtime.sessions.session_file import SavedSession, write_session
 
         if self._path is None or not self._writes:
             return
+        if _state(self._path) != self._seen:
+            raise ValueError(f"{self.name} was changed by another process meanwhile, and stays as it is")
         if not conversation.turns and (self._autosaved or (self._saved is None and self._written is None)):
             if self._written is not None:  # it was cleared
                 self._path.unlink(missing_ok=True)
-                self._written = None
+                self._written = self._seen = None
             return
         talk = at_rest(conversation, self._model_name)
         ids = conversation.known_ids(model) if conversation.turns else []
@@ -175,8 +179,18 @@ class Keeper:
         kept = take_out(model, ids) if with_cache else NOTHING
         write_session(self._path, SavedSession(talk, about_cache(model), kept))
         self._written = talk, with_cache
+        self._seen = _state(self._path)
         if self._autosaved and self._most_bytes is not None:
             CONVERSATIONS.make_room(self._most_bytes, [self._path])
+
+
+def _state(path: Path | None) -> tuple[int, int, int] | None:
+    """What is another one after each time that a file is written; None where there is none."""
+    with suppress(OSError):
+        if path is not None:
+            status = path.stat()
+            return status.st_ino, status.st_mtime_ns, status.st_size
+    return None
 
 
 def _take_reply(turn: Turn) -> None:

@@ -69,7 +69,6 @@ class Answer:
         self._thinking: list[str] = []
         self._calls: dict[int, tuple[ToolCallStart, list[str]]] = {}  # that have begun
         self._tool_calls: list[ToolCall] = []
-        self._finished = False
         for token in request.begun:
             self._parts_of(reader.push(token))
 

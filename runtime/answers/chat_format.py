@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...tokenizer import Tokenizer
+from ...tokenizer.chat.chat import parsed_arguments
 from ...tokenizer.chat.output.marks import may_think
 from ..engine.constraint import Constraint
 from .request import GenerationRequest
@@ -215,9 +216,7 @@ def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     texts = [str(message.get("content") or "")]
     for call in calls:
         function = call.get("function", call)
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+        arguments = parsed_arguments(function.get("arguments") or {})
         asked = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
         texts.append(f"<tool_call>\n{asked}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}

@@ -40,7 +40,7 @@ def run_call(call: ToolCall, tool: Tool | None, seconds: float = DEFAULT_SECONDS
 def _result(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
     try:
         result = function(**arguments)
-    except Exception as problem:  # noqa: BLE001 - the model is told, and may do better
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the model is told, and may do better
         return f"error: {type(problem).__name__}: {problem}"[:LONGEST_RESULT]
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_RESULT else text[:LONGEST_RESULT] + " … (cut)"

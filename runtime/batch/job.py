@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 from ...quant.safe_files import NewFile
 from ...untrusted import open_file
 from .journal import Journal, RowSet
-from .lines import Lines
+from .lines import Lines, check_columns
 from .output import Output
 from .rows import BatchError, Row, format_of, parquet_module, read_rows
 
@@ -58,10 +59,13 @@ class Job:
             _rows_path(self.parquet).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Close the files as they are; what is written and in the journal is not done again."""
-        self.output.close()
+        """Close the files as they are; what is written and in the journal is not done again. That a full disk
+        does not take the rest is no news: it is why the job is left."""
+        with suppress(OSError):
+            self.output.close()
         if self.journal is not None:
-            self.journal.close()
+            with suppress(OSError):
+                self.journal.close()
 
 
 def errors_path(output: Path) -> Path:
@@ -92,6 +96,8 @@ def open_job(
     rows = read_rows(file, format_of(source))
     first = next(rows, None)
     rows = itertools.chain([first] if first else [], rows)
+    if first is not None and "custom_id" not in first.fields:
+        check_columns(first.fields, answer)
     columns = tuple(first.fields) if form == "csv" and first is not None else None
     lines = Lines(answer, columns)
     if destination == STDIO:
@@ -99,6 +105,8 @@ def open_job(
         job = Job(rows, lines, output, file, n_bytes, None)
     else:
         path = Path(destination)
+        if path.is_dir():
+            raise BatchError(f"{destination} is a folder: name a file for the answers")
         if source != STDIO and path.exists() and os.path.samefile(source, path):
             raise BatchError(f"{path.name} would be overwritten by its own answers: name another output")
         state = {"input": _digest(source, file, n_bytes), "columns": list(columns or ())}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .output import line_of, record_of
 from .requests import Request
-from .rows import BadRow, Row
+from .rows import BadRow, BatchError, Row
 
 FINISH = "finish_reason"
 
@@ -36,6 +36,19 @@ class Outcome:
     def n_cached(self) -> int:
         """Answers that were kept from earlier requests."""
         return int((self.body.get("usage") or {}).get("cached_answers", 0))
+
+
+def taken(column: str) -> str:
+    """Why a row has no place for an answer."""
+    way_out = "it cannot be an input's" if column == FINISH else "--answer-column names another one"
+    return f"has a column {column!r} already; {way_out}"
+
+
+def check_columns(columns: Iterable[str], answer: str) -> None:
+    """BatchError for an input whose columns have the name of one that is added: every row of it would be
+    answered for nothing."""
+    if both := {answer, FINISH}.intersection(columns):
+        raise BatchError(f"the input {taken(min(both))}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class Lines:
         fields = request.row.fields
         added = self._added(outcome)
         if both := fields.keys() & added.keys():
-            raise BadRow(f"has a column {min(both)!r} already; --answer-column names another one")
+            raise BadRow(taken(min(both)))
         if self.columns is None:
             return line_of(fields | added)
         if lost := fields.keys() - set(self.columns):

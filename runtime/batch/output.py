@@ -8,9 +8,11 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...quant.safe_files import about_file
 from .journal import Journal
 
 GROUP_ROWS, GROUP_SECONDS = 64, 1.0  # at most between two syncs
@@ -55,6 +57,10 @@ class Output:
                 self._errors.truncate(self._ends[1])
                 self._errors.seek(self._ends[1])
 
+    def _about_output(self) -> AbstractContextManager[None]:
+        """A context whose OSErrors name the output, if it is a file."""
+        return nullcontext() if self._errors_path is None else about_file(Path(self._output.name))
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing was written to the output, so that its head is missing."""
@@ -72,10 +78,12 @@ class Output:
         if failed and self._errors_path is not None:
             if self._errors is None:
                 self._errors = self._errors_path.open("wb")
-            self._errors.write(line)
+            with about_file(self._errors_path):
+                self._errors.write(line)
             errors += len(line)
         else:
-            self._output.write(line)
+            with self._about_output():
+                self._output.write(line)
             output += len(line)
         self._ends = (output, errors)
         self._group.append((row, output, errors))
@@ -84,13 +92,17 @@ class Output:
 
     def sync(self) -> None:
         """Have all rows so far on the disk, and in the journal. Raises OSError."""
-        self._output.flush()
+        with self._about_output():
+            self._output.flush()
         if self._journal is not None and self._group:
-            os.fsync(self._output.fileno())
-            if self._errors is not None:
-                self._errors.flush()
-                os.fsync(self._errors.fileno())
-            self._journal.add(self._group)
+            with self._about_output():
+                os.fsync(self._output.fileno())
+            if self._errors is not None and self._errors_path is not None:
+                with about_file(self._errors_path):
+                    self._errors.flush()
+                    os.fsync(self._errors.fileno())
+            with about_file(self._journal.path):
+                self._journal.add(self._group)
         elif self._errors is not None:
             self._errors.flush()
         self._group.clear()

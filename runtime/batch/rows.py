@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def _json_rows(file: BinaryIO) -> Iterator[Row]:
 def _json_row(number: int, line: bytes) -> Row:
     try:
         check_marks(line, "the line", MAX_MARKS, BadRow)
-        value = json.loads(line.decode())
+        value = _value_of(line.decode())
     except BadRow as problem:
         return Row(number, {}, str(problem))
     except UnicodeDecodeError as problem:
@@ -102,6 +103,25 @@ def _json_row(number: int, line: bytes) -> Row:
     if not isinstance(value, dict):
         return Row(number, {}, "is neither a JSON object nor a text")
     return Row(number, value)
+
+
+def _value_of(text: str) -> Any:
+    """The value of a JSON text, which can be written as JSON again: without Python's NaN and Infinity, and
+    with U+FFFD for halves of surrogate pairs. ValueError for what is none."""
+    value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    if "\\ud" in text or "\\uD" in text:
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        return json.loads(whole.decode("utf-16", "replace"))
+    return value
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _no_number(number)
 
 
 def _csv_rows(file: BinaryIO) -> Iterator[Row]:

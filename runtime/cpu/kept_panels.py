@@ -38,7 +38,7 @@ class KeptPanels:
     """A file of a model's panels in kukri's own folder.
 
     `model` tells the model's files from all others. The files of all models take at most `most_bytes`: those
-    used longest ago go. `warn` is called with a line where a file cannot be read or written.
+    used longest ago go. `warn` is called with a line where a file cannot be written.
     """
 
     model: str
@@ -46,7 +46,8 @@ class KeptPanels:
     warn: Callable[[str], None]
 
     def read(self, weights: Sequence[QTensor]) -> np.ndarray | None:
-        """The panels of `weights`, read-only uint8 [panel_bytes]; None if there is no such file.
+        """The panels of `weights`, read-only uint8 [panel_bytes]; None if there is no such file, or none that
+        can be read: then `write` makes it anew, or says why it cannot.
 
         Some panels are compared with what they are made of, lest another model's are taken for them.
         """
@@ -54,10 +55,7 @@ class KeptPanels:
             WEIGHTS.make()
             path = self._path(weights)
             file = MappedFile(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, DamagedFile, NoHome) as problem:
-            self._warn_of(problem)
+        except (OSError, DamagedFile, NoHome):
             return None
         if file.n_bytes != panel_bytes(weights) or not _is_of(weights, file.bytes):
             return None
@@ -90,7 +88,7 @@ class KeptPanels:
                     progress(start, size)
                     file.write(memory[start : start + WRITTEN].data)
         except (OSError, NoHome) as problem:
-            self._warn_of(problem)
+            self.warn(f"the weights are not kept: {getattr(problem, 'strerror', None) or problem}")
 
     def _path(self, weights: Sequence[QTensor]) -> Path:
         """The file of these matrices in this machine's layout."""
@@ -98,9 +96,6 @@ class KeptPanels:
         for weight in weights:
             digest.update(f"{weight.name} {weight.format.name} {weight.shape}\n".encode())
         return WEIGHTS.path / f"{digest.hexdigest()[:40]}{WEIGHTS.ending}"
-
-    def _warn_of(self, problem: Exception) -> None:
-        self.warn(f"the weights are not kept: {getattr(problem, 'strerror', None) or problem}")
 
 
 def panel_bytes(weights: Sequence[QTensor]) -> int:

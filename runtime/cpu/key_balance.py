@@ -63,7 +63,9 @@ def key_balance(program: ops.Program, offsets: Mapping[int, np.ndarray]) -> dict
 
 
 def _floored(square: np.ndarray) -> np.ndarray:
-    return np.maximum(square, SMALLEST * square.mean(axis=1, keepdims=True))
+    """float64 [heads, head_dim] with nothing too small to divide by; one of zeros is one of ones."""
+    size = square.mean(axis=1, keepdims=True)
+    return np.where(size > 0, np.maximum(square, SMALLEST * size), 1)
 
 
 def _tells_sizes(op: ops.Op) -> bool:
@@ -74,9 +76,10 @@ def _moments(program: ops.Program, makers: Sequence[tuple[int, ops.Op]], heads: 
     """Those of a buffer that `writers` makes; None if they say too little."""
     moments = None
     for index, op in reversed(makers):
-        if isinstance(op, ops.MatMul):
-            if not op.accumulate:
-                moments = _of_product(program, index, op, heads)
+        if isinstance(op, ops.MatMul) and op.accumulate:  # of an adapter
+            moments = _shifted(moments, op) if moments and op.bias is not None else moments
+        elif isinstance(op, ops.MatMul):
+            moments = _of_product(program, index, op, heads)
         elif isinstance(op, ops.ScaleQueries) and moments:
             continue
         elif isinstance(op, ops.RMSNorm) and moments:
@@ -104,10 +107,17 @@ def _of_product(program: ops.Program, at: int, op: ops.MatMul, heads: int) -> _M
     return _Moments(bias, bias**2 + square)
 
 
+def _shifted(of: _Moments, op: ops.MatMul) -> _Moments:
+    """Those behind a product that is added, as if it were its bias alone."""
+    by = np.asarray(op.bias, np.float64).reshape(of.mean.shape)
+    return _Moments(of.mean + by, of.square + 2 * of.mean * by + by**2)
+
+
 def _normed(op: ops.RMSNorm, of: _Moments) -> _Moments:
     """Those behind a norm of each head, or of the whole row."""
     weight = np.broadcast_to(op.weight.astype(np.float64).reshape(-1, of.mean.shape[1]), of.mean.shape)
     size = np.sqrt(of.square.mean(axis=1 if op.groups > 1 else None, keepdims=True))
+    size[size == 0] = 1
     return _Moments(of.mean * weight / size, of.square * (weight / size) ** 2)
 
 

@@ -7,7 +7,8 @@ dimensions that turn slowly it nearly stays where it is, and those are where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -41,6 +42,15 @@ def biased_layers(program: ops.Program) -> set[int]:
     return {layer for layer, writer in _writers_of_keys(program) if _has_bias(writer)}
 
 
+def digest_of(*changes: Mapping[int, np.ndarray]) -> str:
+    """A checksum of what keys are changed by, by layer; "" if by nothing."""
+    arrays = [(layer, array) for change in changes for layer, array in sorted(change.items())]
+    found = 0
+    for layer, array in arrays:
+        found = zlib.crc32(array.tobytes(), zlib.crc32(f"{layer} {array.shape}".encode(), found))
+    return f"{found:08x}" if arrays else ""
+
+
 def _has_bias(op: ops.Op) -> bool:
     return isinstance(op, ops.MatMul) and op.bias is not None
 
@@ -70,18 +80,18 @@ def writers(program: ops.Program, at: int, x: ops.Buffer) -> Iterator[tuple[int,
 def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | None:
     """float64 [kv_heads, head_dim]: the bias of the keys of an attention op, turned by RoPE, in the mean over
     positions; None if they have none, or are changed in another way."""
-    bias = None
+    biases: list[np.ndarray] = []
     ropes: list[ops.RoPE] = []
     for _, writer in writers(program, at, op.k):
         if isinstance(writer, ops.RoPE):
             ropes.append(writer)
         elif isinstance(writer, ops.MatMul):
-            bias = writer.bias
+            biases += [] if writer.bias is None else [writer.bias]  # of a product and of adapters beside it
         else:
             return None
-    if bias is None or len(ropes) > 1:
+    if not biases or len(ropes) > 1:
         return None
-    heads = bias.reshape(op.kv_heads, op.head_dim).astype(np.float64)
+    heads = np.sum(biases, axis=0, dtype=np.float64).reshape(op.kv_heads, op.head_dim)
     for rope in ropes:
         heads = mean_turned(rope, heads)
     return heads

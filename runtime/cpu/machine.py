@@ -20,7 +20,7 @@ from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE, rotated
 from .arena import Arena
 from .kept_panels import KeptPanels
 from .key_balance import key_balance
-from .key_offsets import biased_layers, key_offsets
+from .key_offsets import biased_layers, digest_of, key_offsets
 from .lowering.base import MachineConfig
 from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
@@ -79,7 +79,7 @@ class CpuMachine:
         rotates_keys, _ = rotated(self.kv_type.upper())
         offsets = key_offsets(program) if rotates_keys else {}
         balance = key_balance(program, offsets) if rotates_keys else {}
-        self._balanced = bool(balance)
+        self._key_changes = digest_of(offsets, balance)
         config = MachineConfig(
             n_pages=n_pages,
             page_size=page_size,
@@ -226,11 +226,11 @@ class CpuMachine:
 
     @property
     def page_layout(self) -> str:
-        """How a page's bytes are to be read; it depends on the width of vectors."""
+        """How a page's bytes are to be read: by the width of vectors, and by what keys are changed by."""
         words = [pool.page_bytes // 4 for pool in self._pools]
         rotates = rotated(self.kv_type.upper())
         how = {(True, True): " rotated", (False, True): " values rotated"}.get(rotates, "")
-        how += " balanced" if self._balanced else ""
+        how += f" keys {self._key_changes}" if self._key_changes else ""
         return f"cpu {self.kv_type}{how} {LANES} lanes, {self.page_size} tokens {words}"
 
     def read_page(self, page: int) -> np.ndarray:

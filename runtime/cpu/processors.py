@@ -1,4 +1,4 @@
-"""Which processors compute: the default number of threads, and what a Mac is told about them."""
+"""Which processors compute: their name, the default number of threads, and what a Mac is told about them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...quant.jit.sysctl import mac_number
+from ..control_groups import control_groups, read_text
 
 USER_INITIATED = 0x19  # QOS_CLASS_USER_INITIATED of macOS's sys/qos.h: work that a person waits for
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Physical cores that the process may run on, at most the CPU quota of its container.
+    """Physical cores that the process may run on, at most the CPU quota of its container, service
+    or job (`control_groups`).
 
     Two threads on one core share its multipliers, so that a second one only adds waiting at barriers. A
     thread beyond the quota would be stopped within a step while the other threads wait for it. `root`
@@ -24,6 +26,19 @@ def default_threads(root: Path = Path("/")) -> int:
     usable = _cores(own, root) if own else _performance_cores() or os.cpu_count() or 1
     quota = _quota(root)
     return usable if quota is None else max(1, min(usable, int(quota)))
+
+
+def cpu_name() -> str:
+    """The model of the processor as the system states it."""
+    import platform  # here, since a start of the machine does without it
+
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _cores(processors: set[int], root: Path) -> int:
@@ -54,17 +69,11 @@ def prefer_performance_cores() -> None:
 
 
 def _quota(root: Path) -> float | None:
-    """CPU quota of the process's control group (version 2 or 1) in processors; None if unlimited."""
-    group = root / "sys/fs/cgroup"
-    try:
-        quota, period = (group / "cpu.max").read_text().split()[:2]
-    except (OSError, ValueError):
-        try:
-            quota = (group / "cpu/cpu.cfs_quota_us").read_text()
-            period = (group / "cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        return float(quota) / float(period) if float(quota) > 0 else None
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
+    """The least CPU quota of the control groups around this process, in processors; None if unlimited."""
+    found = []
+    for version, group in control_groups("cpu", root):
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        with suppress(ValueError, ZeroDivisionError):  # "max", "-1", no such files
+            quota, period = (float(word) for name in names for word in read_text(group / name).split()[:2])
+            found += [quota / period] if quota > 0 else []
+    return min(found, default=None)

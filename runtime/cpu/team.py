@@ -95,7 +95,7 @@ class Team:
     """`n_threads` threads, including the caller's; `run` executes a step on all of them.
 
     Behind a step the workers spin for `idle_seconds`. Not for use from two threads at once. `close()` ends
-    the workers, as does garbage collection of the team.
+    the workers, as does garbage collection of the team. RuntimeError if the system has no room for so many.
     """
 
     def __init__(self, n_threads: int, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -107,10 +107,17 @@ class Team:
         follow = FOLLOW.compiled.ctypes
         if n_threads > 1:
             self._workers.set_idle_spins(follow, idle_seconds)
+        self.close = weakref.finalize(self, self._workers.close)
         for i in range(1, n_threads):
             work = (i, follow)
-            threading.Thread(target=self._workers.work, args=work, name=f"kukri-{i}", daemon=True).start()
-        self.close = weakref.finalize(self, self._workers.close)
+            thread = threading.Thread(target=self._workers.work, args=work, name=f"kukri-{i}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # a limit of the system, or no memory for its stack
+                self.close()
+                raise RuntimeError(
+                    f"cannot start {n_threads} threads: the system allows only {i} here"
+                ) from None
 
     @property
     def give_way(self) -> int:

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 from threading import Thread
 
 from .lowering.base import DECODE_ROWS
-from .machine import CudaMachine, Step
+from .machine import CudaMachine
+from .step import Step
 
 Pairs = Sequence[tuple[CudaMachine, Step]]
 

@@ -11,7 +11,8 @@ import numpy as np
 from ..engine.cache import NO_LOGITS, Batch, PageTable
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.split import SplitMachine
-from .machine import CudaMachine, TopKRequest
+from .machine import CudaMachine
+from .step import TopKRequest
 
 
 class CudaChain(SplitMachine):
@@ -35,11 +36,6 @@ class CudaChain(SplitMachine):
         # The marks of each GPU but the last: its part of a step is computed; the next GPU has taken it.
         self._computed = [machine.device.event(timed=False) for machine in machines[:-1]]
         self._taken = [machine.device.event(timed=False) for machine in others]
-
-    @property
-    def device_names(self) -> str:
-        """The names of the GPUs."""
-        return ", ".join(machine.device.name for machine in self.machines)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.

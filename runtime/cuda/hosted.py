@@ -19,10 +19,12 @@ import numpy as np
 
 from .. import ops
 from .abi.arguments import Region
+from .copies import copy_rows
 from .driver.errors import CudaError
 from .driver.launch import Graph, Launch
 from .lowering.base import DECODE_ROWS, HostMixture, HostRows
-from .machine import CudaMachine, Step, StepPlan, StepShape, copy_rows
+from .machine import CudaMachine
+from .step import Step, StepPlan, StepShape
 from .top_k import TopKPlan
 
 LAST_NUMBER = 1 << 30  # of an exchange, before numbers begin again

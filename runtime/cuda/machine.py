@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,64 +15,29 @@ from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
 from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
-from .abi.arguments import Region
+from .boundary import Boundary
 from .compile.kernel import Kernels
+from .copies import copy_rows
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
-from .lowering.base import DECODE_ROWS, Capacity, HostMixture, HostRows
+from .first_kernels import compile_first
+from .lowering.base import DECODE_ROWS, Capacity, HostRows
 from .lowering.cards import CardGroup
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
-from .lowering.support import check_supported, matrices, weight_groups
-from .mapped import copy_words
+from .lowering.support import check_supported, weight_groups
 from .padding import allows_padding, padded, usual_steps
+from .pages import CACHE_BITS, DevicePages, cache_type
 from .states import DeviceStates
-from .step_inputs import StepInputs
-from .top_k import FIRST_TOP_K, MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
+from .step import Step, StepPlan, StepShape, TopKRequest, is_one_prompt
+from .step_inputs import StepInputs, upload_rare_inputs
+from .step_outputs import StepOutputs
+from .top_k import MAX_ROWS, TopKPlan, size_for
 from .weights.upload import upload_weights
 
 LOGITS_BYTES = 64 << 20  # upper limit of the logits of a step
 MAX_GRAPHS = 64  # kept at once
-USUAL_PROMPTS = (32, 64, 128, 256)  # rows, each with tiles of its own
-MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are copied by a kernel, more by the driver
-CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}  # of a number in the KV cache, by its type
-
-
-class StepShape(NamedTuple):
-    """What the launches of a step depend on: the parameters of `Lowering.launches`."""
-
-    n_rows: int
-    n_logits: int
-    all_logits: bool
-    one_prompt: bool
-
-
-class StepPlan(NamedTuple):
-    """What steps of a shape launch, where they leave `boundary_out`, how many sums over the cards of a group
-    they have, and the mixtures that the host computes between launches."""
-
-    launches: list[Launch]
-    left: list[Region]
-    n_sums: int
-    mixtures: list[HostMixture]
-
-
-class TopKRequest(NamedTuple):
-    """Select the top `k` (one of TOP_K_SIZES) of the first `n_tokens` logits of every row with logits."""
-
-    k: int
-    n_tokens: int
-
-
-class Step(NamedTuple):
-    """A step that is ready to start: `graph`, or single launches if there is none. `n_sums`: over cards."""
-
-    batch: Batch
-    shape: StepShape
-    graph: Graph | None
-    top_k: TopKPlan | None
-    n_sums: int = 0
 
 
 class CudaMachine:
@@ -163,19 +127,9 @@ class CudaMachine:
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
         self.states = DeviceStates(program.state_layers, capacity.max_sequences, device, regions)
-        logits = device.pinned(4 * self.max_logits * program.logits.width).view(np.float32)
-        self._logits = logits.reshape(self.max_logits, -1)
-        self._boundary_in = [
-            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
-            for b in program.boundary_in
-        ]
-        self._boundary_out = [
-            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
-            for b in program.boundary_out
-        ]
-        self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
-        self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
-        self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
+        self._pages = DevicePages(self.kv_type, self.page_size, device, self.lowering)
+        self._outputs = StepOutputs(self.max_logits, device, self.lowering, self._kernels)
+        self._boundary = Boundary(program, self.max_rows, device, self.lowering)
         self._may_pad = allows_padding(program) and not self.hosted
         self._plans: dict[StepShape, StepPlan] = {}
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
@@ -185,44 +139,14 @@ class CudaMachine:
         of a group this is done when all of them are made.
         """
         self.device.use()
-        self._compile()
+        top_k, fetch = self._outputs.top_k_plan, self._inputs.fetch
+        compile_first(self._kernels, self.lowering, fetch, top_k, self._in_background)
         self.plan(1, 1)
         n_sequences = self.lowering.capacity.max_sequences
         if self._may_pad and n_sequences > DECODE_ROWS:  # a server does without the pauses of plans later on
             for n, m, all_logits in usual_steps(n_sequences, self.max_rows):
                 if m <= self.max_logits:
                     self.plan(n, m, all_logits)
-
-    def _compile(self) -> None:
-        """Compile the kernels of decoding and what prompts of all sizes need; then, in the background and in
-        the order in which they are likely to be needed, those of the other usual steps. With many sequences
-        or several cards all of them are compiled at once, since all shapes are planned, or wait for others.
-        """
-        launches = self.lowering.launches
-        vocab = self.program.logits.width
-        prompts = sorted({min(self.max_rows, n) for n in (*USUAL_PROMPTS, self.max_rows)})
-        many = self.lowering.capacity.max_sequences > DECODE_ROWS
-        # Of 2 and 4 rows, too: drafts make such steps.
-        rows = [n for n in (2, 4, 8, DECODE_ROWS, *((32, 64, 128) if many else ())) if n <= self.max_logits]
-        asks: list[Callable[[], object]] = [
-            *(partial(launches, n, 1, False, True) for n in prompts[:2]),
-            *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in FIRST_TOP_K),
-            *(partial(launches, n, 1, False, True) for n in prompts[2:]),
-            *(partial(launches, n, n, True) for n in rows),
-            *(partial(launches, n, 1, False) for n in (2, DECODE_ROWS) if n <= self.max_rows),
-            *(partial(self._top_k_plan, 1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
-        ]
-
-        def first() -> object:
-            return self._inputs.fetch(), launches(1, 1, True)
-
-        if many or self.lowering.group:
-            self._kernels.compile_all(lambda: [first(), *(ask() for ask in asks)])
-            return
-        alike = [partial(launches, n, 1, False, True) for n in prompts]
-        self._kernels.compile_in_order(repr(self.lowering.capacity), first, alike, asks)
-        if not self._in_background:
-            self._kernels.finish()
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
@@ -254,67 +178,52 @@ class CudaMachine:
 
     def logits(self, n_logits: int) -> np.ndarray:
         """The logits of the completed step, float32 [n_logits, vocab]."""
-        return self._logits[:n_logits]
+        return self._outputs.logits(n_logits)
 
     def selected(self, n_logits: int, k: int, request: TopKRequest) -> list[TopK]:
         """The top `k` of each row of the completed step, which `request` asked for."""
-        return read_top_k(self._top_k[:n_logits], request.k, k, request.n_tokens)
+        return self._outputs.top_k(n_logits, k, request)
 
-    def _page_parts(self) -> list[tuple[int, int]]:
-        """(address of page 0, bytes of a page) of the keys and the values of each layer."""
+    @property
+    def _open_pages(self) -> DevicePages:
+        """The pages of the KV cache. Raises ModelClosed."""
         if self._closed:
             raise ModelClosed("the machine is closed")
         self.device.use()
-        layers = enumerate(self.program.cache_layers)
-        regions = [region for i, layer in layers for region in dict.fromkeys(self.lowering.cache(i, layer))]
-        return [(region.address, self.page_size * region.stride) for region in regions]
+        return self._pages
 
     @property
     def page_layout(self) -> str:
         """How a page's bytes are to be read."""
-        return f"cuda {self.kv_type}, {self.page_size} tokens {[size for _, size in self._page_parts()]}"
+        return self._open_pages.layout
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page's keys and values, for each layer of the cache."""
+        return self._pages.n_bytes
 
     def read_page(self, page: int) -> np.ndarray:
         """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
-        parts = self._page_parts()
-        content, at = np.empty(sum(size for _, size in parts), np.uint8), 0
-        for address, size in parts:
-            self.device.download(content[at : at + size], address + page * size)
-            at += size
-        self.device.wait()
-        return content
+        return self._open_pages.read(page)
 
     def write_page(self, page: int, content: np.ndarray) -> None:
         """Set the keys and values of a page to what `read_page` gave."""
-        at = 0
-        for address, size in self._page_parts():
-            self.device.upload(address + page * size, content[at : at + size])
-            at += size
-        self.device.wait()
+        self._open_pages.write(page, content)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page of the KV cache, in all layers."""
-        for address, size in self._page_parts():
-            self.device.copy(address + target * size, address + source * size, size)
+        self._open_pages.copy(source, target)
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
         """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows,
         width].
         """
-        for rows, boundary_in in zip(values, self._boundary_in, strict=True):
-            boundary_in[: len(rows)] = rows
+        self._boundary.write(values)
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
         """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each: of
         its rows with logits only, if a buffer has these. Valid until the next step."""
-        return [rows[:n_rows] for rows in self._boundary_out]
-
-    @property
-    def page_bytes(self) -> tuple[int, ...]:
-        """Bytes of a page's keys and values, for each layer of the cache."""
-        layers = enumerate(self.program.cache_layers)
-        regions = [dict.fromkeys(self.lowering.cache(i, layer)) for i, layer in layers]
-        return tuple(sum(self.page_size * region.stride for region in layer) for layer in regions)
+        return self._boundary.read(n_rows)
 
     def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
         """Run a step as single launches, with copies of what the taps ask for in between; errors as for
@@ -323,18 +232,18 @@ class CudaMachine:
         if not self._begin(batch, table):
             raise ValueError("there are no rows to observe")
         self._inputs.write(batch, table)
-        shape = n, m, self._all_logits(batch), _one_prompt(batch)
+        shape = StepShape.of(batch, is_one_prompt(batch))
         launches, copies = self._kernels.complete(lambda: self.lowering.observed(*shape, taps))
         self.device.wait()  # until the vectors that the lowering uploads are copied
-        self._upload_inputs(batch)
+        upload_rare_inputs(self.device, self.lowering, batch)
         self._inputs.send()
-        self._send_boundary(n)
+        self._boundary.send(n)
         values = self._launch_observed(launches, copies)
         if m:
-            self._download_logits(self._logits[:m])
+            self._outputs.fetch_logits(m)
         self.device.wait()
         self.states.end(batch)
-        return Observed(self._logits[:m], values)
+        return Observed(self.logits(m), values)
 
     def finish(self, at: int, values: Mapping[ops.Buffer, np.ndarray]) -> np.ndarray:
         """The logits of rows whose buffers hold `values` in front of op number `at`."""
@@ -349,9 +258,9 @@ class CudaMachine:
         launches, _ = self._kernels.complete(observed)
         self.device.wait()
         self._launch_observed(launches, [])
-        self._download_logits(self._logits[:n])
+        self._outputs.fetch_logits(n)
         self.device.wait()
-        return self._logits[:n]
+        return self.logits(n)
 
     def _launch_observed(
         self, launches: Sequence[Launch], copies: Sequence[TappedRows]
@@ -384,18 +293,16 @@ class CudaMachine:
         """
         if not self._begin(batch, table):
             return None
-        one_prompt, run = _one_prompt(batch), batch
-        if self._may_pad:
-            run = padded(batch, self.max_rows, self.max_logits)
+        run = padded(batch, self.max_rows, self.max_logits) if self._may_pad else batch
         self._inputs.write(run, table)
-        n, m = len(run.tokens), len(run.logits_indices)
-        shape = StepShape(n, m, self._all_logits(run), one_prompt)
+        shape = StepShape.of(run, is_one_prompt(batch))
+        n, m, all_logits, one_prompt = shape
         request = request if m else None
-        occurs_again = n <= DECODE_ROWS or (shape.all_logits and not one_prompt) or shape in self._plans
+        occurs_again = n <= DECODE_ROWS or (all_logits and not one_prompt) or shape in self._plans
         plan = self._planned(shape)
-        self._upload_inputs(run)
+        upload_rare_inputs(self.device, self.lowering, run)
         graph = self._graphs.pop((shape, request), None)
-        top_k = self._top_k_plan(m, request) if request and graph is None else None
+        top_k = self._outputs.top_k_plan(m, request) if request and graph is None else None
         if graph is None and (occurs_again or self.lowering.group):
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
@@ -466,41 +373,6 @@ class CudaMachine:
         self.states.begin(batch)
         return True
 
-    @staticmethod
-    def _all_logits(batch: Batch) -> bool:
-        """Whether all rows of a step have logits, in their order."""
-        n, m = len(batch.tokens), len(batch.logits_indices)
-        return m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
-
-    def _upload_inputs(self, batch: Batch) -> None:
-        """Upload the inputs of a step that few models have."""
-        if self.lowering.by_length:
-            self._upload_frequencies(batch)
-        if self.lowering.row_inputs:
-            self._upload_row_inputs(batch)
-
-    def _upload_frequencies(self, batch: Batch) -> None:
-        """Upload the RoPE frequencies that depend on the lengths of the sequences."""
-        lengths = batch.sequence_lengths()
-        for op, region in self.lowering.by_length.values():
-            rows = np.zeros((len(lengths), region.stride // 4), np.float32)
-            rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
-            self.device.upload(region.address, rows)
-            self.device.wait()
-
-    def _upload_row_inputs(self, batch: Batch) -> None:
-        """Upload the inputs of rows that few models have."""
-        values = {"ends": batch.sequence_lengths, "types": batch.types_of_rows}
-        for name, region in self.lowering.row_inputs.items():
-            self.device.upload(region.address, np.ascontiguousarray(values[name](), np.int32))
-            self.device.wait()
-
-    def _top_k_plan(self, rows: int, request: TopKRequest) -> TopKPlan:
-        logits, plan = self.lowering.region(self.program.logits), self._top_k_kernels.plan
-        return self._kernels.complete(
-            lambda: plan(logits, rows, request.k, request.n_tokens, self._top_k_out)
-        )
-
     def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them with logits; see `Lowering.launches`."""
         return self._planned(StepShape(n, m, all_logits, one_prompt)).launches
@@ -529,83 +401,25 @@ class CudaMachine:
         """Enqueue copies of the inputs of a step."""
         self._inputs.send()
         if not self.takes_on_card:
-            self._send_boundary(shape.n_rows)
+            self._boundary.send(shape.n_rows)
 
     def _enqueue_results(self, plan: StepPlan, shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue either the selection of the top k or the copy of the logits."""
         for launch in top_k.launches if top_k else ():
             self.device.launch(launch)
         if not self.leaves_on_card:
-            self._fetch_boundary(plan.left, shape)
+            self._boundary.fetch(plan.left, shape)
         if shape.n_logits and not top_k and self.gives_logits:
-            self._download_logits(self._logits[: shape.n_logits])
-
-    def _send_boundary(self, n_rows: int) -> None:
-        """Enqueue copies of what the part before has left."""
-        for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
-            copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
-
-    def _fetch_boundary(self, regions: Sequence[Region], shape: StepShape) -> None:
-        """Enqueue copies of what the part behind reads."""
-        left = zip(self.program.boundary_out, self._boundary_out, regions, strict=True)
-        for b, rows, region in left:
-            n = shape.n_logits if b.logits_rows else shape.n_rows
-            copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
-
-    def _download_logits(self, rows: np.ndarray) -> None:
-        """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
-
-        def launch(address: int, rows: np.ndarray) -> None:
-            self.device.launch(copy_words(self._kernels, address, rows.ctypes.data, rows.nbytes))
-
-        def copy(address: int, rows: np.ndarray) -> None:
-            self.device.download(rows, address)
-
-        small = rows.nbytes <= MAPPED_LOGITS
-        copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
+            self._outputs.fetch_logits(shape.n_logits)
 
     def close(self) -> None:
         """Free all memory. Later steps raise RuntimeError."""
         if not self._closed:
             self._closed = True
             self._graphs.clear()
-            del self._inputs  # it refers to pinned memory, as the arrays below do
-            self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._boundary_out = [], []
-            self._top_k = np.empty((0, 0), np.int32)
+            del self._inputs, self._outputs, self._boundary  # which refer to pinned memory
             self._close_device()
 
     def _close_device(self) -> None:
         self._kernels.close()  # whose threads use the device
         self.device.close()
-
-
-def copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
-    """Copy between the rows of a region and of an array [rows, width]: in one call if both are contiguous."""
-    if rows.flags.c_contiguous and region.stride == rows.strides[0]:
-        copy(region.address, rows)
-        return
-    for i, row in enumerate(rows):
-        copy(region.address + i * region.stride, row)
-
-
-def _one_prompt(batch: Batch) -> bool:
-    """Whether a prefill batch consists of consecutive positions of one sequence."""
-    n = len(batch.tokens)
-    if n <= DECODE_ROWS:
-        return False
-    same = bool((batch.sequences == batch.sequences[0]).all())
-    return same and bool((np.diff(batch.positions) == 1).all())
-
-
-def cache_type(program: ops.Program, kv_type: str) -> str:
-    """The KV cache's number type, one of `CACHE_BITS`. Raises ValueError for an unknown `kv_type`."""
-    if kv_type == "auto":
-        products = [op for op in program.ops if not isinstance(op, ops.Embed | ops.AddPositions)]
-        floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
-        return "f32" if all(floats) else "f16"
-    if kv_type not in CACHE_BITS:
-        raise ValueError(
-            f"the CUDA machine keeps keys and values alike, as {', '.join(CACHE_BITS)}, not as {kv_type}"
-        )
-    return kv_type

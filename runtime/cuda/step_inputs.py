@@ -8,11 +8,12 @@ import numpy as np
 
 from ..engine.cache import Batch, PageTable
 from .compile.kernel import Kernels
+from .copies import copy_words
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Launch
 from .lowering.base import Capacity, InputAddresses
-from .mapped import copy_words
+from .lowering.program import Lowering
 
 
 class StepInputs:
@@ -66,3 +67,21 @@ class StepInputs:
     def fetch(self) -> Launch:
         """The launch of the copy. The next launch must not start before this one has ended."""
         return copy_words(self._kernels, self._pinned.ctypes.data, self._address, self._pinned.nbytes)
+
+
+def upload_rare_inputs(device: Device, lowering: Lowering, batch: Batch) -> None:
+    """Upload the inputs of a step that few models have: RoPE frequencies that depend on the lengths of the
+    sequences, where these end, and the types of tokens.
+    """
+    if lowering.by_length:
+        lengths = batch.sequence_lengths()
+        for op, region in lowering.by_length.values():
+            rows = np.zeros((len(lengths), region.stride // 4), np.float32)
+            rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
+            device.upload(region.address, rows)
+            device.wait()
+    if lowering.row_inputs:
+        values = {"ends": batch.sequence_lengths, "types": batch.types_of_rows}
+        for name, region in lowering.row_inputs.items():
+            device.upload(region.address, np.ascontiguousarray(values[name](), np.int32))
+            device.wait()

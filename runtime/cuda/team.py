@@ -17,7 +17,8 @@ from .card_starter import CardStarter
 from .driver.device import Device
 from .driver.errors import CudaError
 from .lowering.cards import CardGroup
-from .machine import CudaMachine, Step, TopKRequest
+from .machine import CudaMachine
+from .step import Step, TopKRequest
 
 MOST_SUMS = 1 << 30  # numbers of sums, before they start again
 

@@ -11,12 +11,12 @@ import numpy as np
 from ..config.model_config import ModelConfig
 from .beams.generation import BeamGeneration
 from .beams.group import BeamGroup
-from .cache import Batch, PageTable
+from .cache import PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
 from .observing import TakeObserved, Tap, observe_sequence
-from .reading import Take, TextReader, Wanted
+from .reading import Take, TextReader, Wanted, most_logits, next_logits
 from .sampling.beam_search import Beam, BeamParams, BeamSearch, BeamState, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
@@ -250,18 +250,8 @@ class Engine:
         """Let generations begin with what `take_out` gave, in this process or another, on a machine of the
         same `page_layout` with the same model. False if there is no room for it. Raises ValueError if it is
         not the content of as many pages as its ids have."""
-        ids = self._check(kept.ids)
-        if len(kept.pages) != -(-len(ids) // self.table.page_size):
-            raise ValueError(f"{len(kept.pages)} pages do not hold {len(ids)} tokens")
-        n_bytes = len(self.machine.read_page(0))
-        if any(len(page) != n_bytes for page in kept.pages):
-            raise ValueError(f"a page of the cache has {n_bytes} bytes")
-        for state in kept.states:
-            shapes = [array.shape for array in state.arrays]
-            if shapes != self._state_shapes or not 0 < state.length <= len(ids):
-                raise ValueError("a recurrent state is not one of this model")
-        if self._state_shapes and ids and not kept.states:
-            raise ValueError("the recurrent state is missing")
+        self._check(kept.ids)
+        kept.check(self.table.page_size, len(self.machine.read_page(0)), self._state_shapes)
         with self._driver.exclusive(), self._scheduler.lock:
             return self._scheduler.placement.put_in(kept, self._scheduler.running)
 
@@ -315,8 +305,8 @@ class Engine:
         out = np.empty((len(tokens), self.config.vocab_size), np.float32)
         with self._alone():
             try:
-                for start in range(0, len(tokens), self._logits_chunk):
-                    part = self._logits_of(tokens, start)
+                for start in range(0, len(tokens), most_logits(self.machine)):
+                    part = next_logits(self.machine, self.table, tokens, start)
                     out[start : start + len(part)] = part
             finally:
                 self.table.truncate(0, 0)
@@ -334,12 +324,12 @@ class Engine:
         return self._logits_parts(tokens, run)
 
     def _logits_parts(self, tokens: list[int], run: object) -> Iterator[np.ndarray]:
-        for start in range(0, len(tokens), self._logits_chunk):
+        for start in range(0, len(tokens), most_logits(self.machine)):
             with self._driver.exclusive():
                 used = self._scheduler.running or self._scheduler.waiting
                 if self._logits_run is not run or used or int(self.table.lengths[0]) != start:
                     raise StaleGeneration("another call took the cache over; these logits cannot go on")
-                part = self._logits_of(tokens, start)
+                part = next_logits(self.machine, self.table, tokens, start)
             yield part
         with self._driver.exclusive():
             if self._logits_run is run:
@@ -374,28 +364,6 @@ class Engine:
         tokens = self._check(ids)
         with self._alone():
             observe_sequence(self.machine, self.table, tokens, taps, take, most_rows)
-
-    @property
-    def _logits_chunk(self) -> int:
-        return min(self.machine.max_rows, self.machine.max_logits)
-
-    def _logits_of(self, tokens: list[int], start: int) -> np.ndarray:
-        """The logits of the next chunk of `tokens`, which begins at `start`, as the only sequence."""
-        part = tokens[start : start + self._logits_chunk]
-        n, end = len(part), start + len(part)
-        batch = Batch(
-            tokens=np.array(part, np.int32),
-            sequences=np.zeros(n, np.int32),
-            positions=np.arange(start, end, dtype=np.int32),
-            logits_indices=np.arange(n, dtype=np.int32),
-            lengths=np.full(n, len(tokens), np.int32) if len(tokens) > end else None,
-        )
-        try:
-            self.table.extend(0, n)
-            return self.machine.step(batch, self.table)
-        except BaseException:  # also Ctrl-C
-            self.table.truncate(0, 0)
-            raise
 
     def _check(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         """`ids` as a list. Raises TypeError, ValueError or ContextExceeded."""

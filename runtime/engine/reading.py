@@ -1,4 +1,4 @@
-"""Reading many independent texts: their rows packed into as few steps of the machine as possible."""
+"""Reading texts for their outputs: many, packed into as few steps as possible, or one in chunks."""
 
 from __future__ import annotations
 
@@ -151,3 +151,29 @@ class TextReader:
             self._table.truncate(text.slot, 0)
             self._slots.append(text.slot)
             self._open.remove(text)
+
+
+def most_logits(machine: Machine) -> int:
+    """Tokens of a chunk."""
+    return min(machine.max_rows, machine.max_logits)
+
+
+def next_logits(machine: Machine, table: PageTable, tokens: list[int], start: int) -> np.ndarray:
+    """The logits of the chunk of `tokens` that begins at `start`, float32 [rows, vocab], valid until the next
+    step. Sequence 0 of the table must have the tokens in front of it; it is empty if the step fails.
+    """
+    part = tokens[start : start + most_logits(machine)]
+    n, end = len(part), start + len(part)
+    batch = Batch(
+        tokens=np.array(part, np.int32),
+        sequences=np.zeros(n, np.int32),
+        positions=np.arange(start, end, dtype=np.int32),
+        logits_indices=np.arange(n, dtype=np.int32),
+        lengths=np.full(n, len(tokens), np.int32) if len(tokens) > end else None,
+    )
+    try:
+        table.extend(0, n)
+        return machine.step(batch, table)
+    except BaseException:  # also Ctrl-C
+        table.truncate(0, 0)
+        raise

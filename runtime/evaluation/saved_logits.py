@@ -112,7 +112,7 @@ class LogitsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._new is not None:
-            self._new.discard()
+            self._new.discard(error)
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

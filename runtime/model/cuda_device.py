@@ -28,7 +28,7 @@ def open_device(index: int) -> Device:
 def cuda_memory_need(program: Program, kv_type: str) -> MemoryNeed:
     """The GPU memory that a program needs. ValueError for a KV cache type that the CUDA machine has not."""
     from ..cuda.lowering.support import device_bytes
-    from ..cuda.machine import cache_type
+    from ..cuda.pages import cache_type
 
     per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
     weights = weight_bytes(program, device_bytes)
@@ -57,7 +57,7 @@ def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str
     # Imported here, so that a machine without a GPU does not wait for these modules.
     from ..cuda.compile.kernel import compiled_kernels, compiler_version, missing_compiler
     from ..cuda.lowering.support import check_supported
-    from ..cuda.machine import cache_type
+    from ..cuda.pages import cache_type
 
     try:
         if compiler_version() is None and not compiled_kernels(device.capability):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ... import KukriError
 from ...quant.units import human_bytes
+from ..control_groups import control_groups, read_text
 from ..engine.cache import PAGE_SIZE
 from ..ops import CacheLayer
 
@@ -26,6 +27,8 @@ KV_BYTES = {
 OVERHEAD = 150_000_000  # bytes of interpreter, Numba and compiled kernels, activations, tokenizer
 MOST_CONTEXT = 1 << 30  # tokens, of a model without a KV cache
 LEAST_CONTEXT = 512  # tokens; the advice suggests no context below this
+# A control group's limit and use, by the version of control groups.
+_MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
 class NotEnoughMemory(KukriError, RuntimeError):
@@ -112,7 +115,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 def _system_free(root: Path) -> Iterator[int]:
     """The system's available memory in bytes."""
-    meminfo = _read(root / "proc/meminfo")
+    meminfo = read_text(root / "proc/meminfo")
     for line in meminfo.splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == "MemAvailable:" and words[1].isdecimal():
@@ -127,40 +130,19 @@ def _system_free(root: Path) -> Iterator[int]:
 
 
 def _cgroup_free(root: Path) -> Iterator[int]:
-    """Bytes that each control group, from this process's up to the root of the mounted tree, still allows."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            tree, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            tree, limit = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-            usage = "memory.usage_in_bytes"
-        else:
-            continue
-        # A container may see its path on the host, although only its own group is mounted.
-        parts = [part for part in path.split("/") if part]
-        if ".." in parts:
-            parts = []
-        for depth in range(len(parts), -1, -1):
-            group = tree.joinpath(*parts[:depth])
-            most, used = _read(group / limit).strip(), _read(group / usage).strip()
-            if most.isdecimal() and used.isdecimal():  # "max": no limit
-                yield max(0, int(most) - int(used) + _page_cache(group))
+    """Bytes that each control group around this process still allows."""
+    for version, group in control_groups("memory", root):
+        limit, usage = _MEMORY_FILES[version]
+        most, used = read_text(group / limit).strip(), read_text(group / usage).strip()
+        if most.isdecimal() and used.isdecimal():  # "max": no limit
+            yield max(0, int(most) - int(used) + _page_cache(group))
 
 
 def _page_cache(group: Path) -> int:
     """Bytes of page cache that are charged to a control group."""
-    stat = dict(line.split()[:2] for line in _read(group / "memory.stat").splitlines() if " " in line)
+    stat = dict(line.split()[:2] for line in read_text(group / "memory.stat").splitlines() if " " in line)
     # Version 1 states the group alone and, as total_…, the group with all groups below it.
     names = [
         name if f"total_{name}" not in stat else f"total_{name}" for name in ("inactive_file", "active_file")
     ]
     return sum(int(stat[name]) for name in names if stat.get(name, "").isdecimal())
-
-
-def _read(path: Path) -> str:
-    """The text of a file, "" if it cannot be read."""
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""

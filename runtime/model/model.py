@@ -309,7 +309,10 @@ class Model:
         """
         self._check_open()
         if self.vectors is None:
-            raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
+            raise UnsupportedModel(
+                f"{self.name} is loaded to write text; vectors need task='embed' of kukri.load, or "
+                "--embed of llm batch"
+            )
         return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
 
     def rerank(

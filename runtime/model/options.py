@@ -26,8 +26,8 @@ class LoadOptions:
       holds, else the CPU.
     - `context`: the most tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, where memory is short.
-    - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within a
-      container's quota.
+    - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within the
+      quota of its container, service or job.
     - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0", on the CPU also keys / values
       in different types ("q8_0/q4_0", "f16/q8_0", "f16/q4_0"), or "auto". "auto" is f32 if all weights are
       floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have a bias beside
@@ -108,8 +108,8 @@ class LoadOptions:
             raise ValueError(f"there cannot be {self.cpu_moe} layers whose experts are on the CPU")
         if self.cpu_moe and (self.gpu_layers or len(self.devices or ()) > 1):
             raise ValueError(
-                "experts stay on the CPU beside one card with all layers: cpu_moe goes with neither "
-                "gpu_layers nor several devices"
+                "experts stay on the CPU beside one card with all layers: cpu_moe (--cpu-moe) goes with "
+                "neither gpu_layers (--gpu-layers) nor several devices"
             )
         self._check_devices()
 

@@ -251,17 +251,19 @@ class Placing:
         return f"{self.source.name} ({len(part.layers) - 1} of its {self._n_layers} layers)"
 
     def _cpu_need(self, part: Program) -> MemoryNeed:
+        from ..cpu.abi.sizes import pool_bytes
         from ..cpu.machine import cache_type
 
-        # The CPU machine keeps values beside their keys, even where the program takes them out of the keys.
-        layers = [replace(layer, value_dim=None) for layer in part.cache_layers]
+        kind = cache_type(part, self.options.kv_type)
+        pages = [
+            layer.kv_heads * sum(pool_bytes(kind, layer.head_dim, PAGE_SIZE)) for layer in part.cache_layers
+        ]
         weights = self.source.held_bytes
         if part is not self.program:
             weights = round(weights * weight_bytes(part) / max(1, weight_bytes(self.program)))
         return MemoryNeed(
             weights,
-            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower())
-            + self._row_bytes(part),
+            sum(pages) / PAGE_SIZE + self._row_bytes(part),
             self._state_bytes(part),
             self._contexts,
         )

@@ -42,7 +42,6 @@ class Entry:
     used_at: float = 0.0  # on the monotonic clock
     loading: asyncio.Task[Model] | None = None
     stage: tuple[str, int, int] = ("", 0, 0)  # of loading: what, done, of
-    loaded_at: float = 0.0
     owned: bool = True  # loaded here, so that it may be closed here
     task: str = "auto"  # of LoadOptions
     twin: Entry | None = None  # the same model, loaded to make vectors
@@ -64,7 +63,7 @@ def sources(models: Mapping[str, AnyModel] | Iterable[str | Path | Model]) -> di
     for name, source in pairs:
         if isinstance(source, Model):
             path, model = Path(source.path), source
-            found[name] = Entry(name, path, source.n_bytes, int(time()), model, loaded_at=time(), owned=False)
+            found[name] = Entry(name, path, source.n_bytes, int(time()), model, owned=False)
         elif isinstance(source, Route):
             written = int(max(path.stat().st_mtime for path in (source.small, source.large)))
             size = _size(source.small) + _size(source.large)
@@ -116,11 +115,12 @@ class ModelPool:
         return [each for entry in self.entries.values() for each in (entry, entry.twin) if each is not None]
 
     def find(self, name: str | None) -> Entry:
-        """The entry that a request means: by its name, by that with ":latest" or a folder in front, and the
-        first if none is named. Problem 404 for others."""
+        """The entry that a request means: by its name, by that with ":latest", a folder in front or a file's
+        ending, and the first if none is named. Problem 404 for others."""
         if not name:
             return next(iter(self.entries.values()))
-        for wanted in (name, name.removesuffix(":latest"), name.rpartition("/")[2]):
+        file = name.rpartition("/")[2]
+        for wanted in (name, name.removesuffix(":latest"), file, file.removesuffix(".gguf")):
             if wanted in self.entries:
                 return self.entries[wanted]
         known = ", ".join(self.entries)
@@ -172,7 +172,12 @@ class ModelPool:
             raise busy("the server is shutting down")
         if entry.model is None and (entry.loading is None or entry.loading.done()):
             entry.loading = asyncio.create_task(self._load(entry))
-            entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            entry.loading.add_done_callback(lambda task: self._note_failure(entry, task))
+
+    def _note_failure(self, entry: Entry, loading: asyncio.Task[Model]) -> None:
+        """Log that a model cannot be loaded: before the first request nobody else is told."""
+        if not loading.cancelled() and (error := loading.exception()) and not self._closed:
+            _log.error("%s cannot be loaded: %s", entry.name, error)
 
     async def _load(self, entry: Entry) -> Model:
         async with self._lock:
@@ -187,7 +192,7 @@ class ModelPool:
                 except NotEnoughMemory:
                     if not await self._close_one():
                         raise
-            entry.model, entry.loaded_at, entry.used_at = model, time(), monotonic()
+            entry.model, entry.used_at = model, monotonic()
             _log.info("%s is loaded: %s, context %d", entry.name, human_bytes(entry.n_bytes), model.context)
             return model
 
@@ -247,7 +252,7 @@ class ModelPool:
         """Close a model that nobody uses."""
         model, entry.model, entry.loading = entry.model, None, None
         if model is not None:
-            _log.info("%s makes room", entry.name)
+            _log.info("%s is closed", entry.name)
             await asyncio.to_thread(model.close)
 
     async def close(self) -> None:

@@ -15,7 +15,8 @@ from kukri.runtime.cpu.team import Team
 from kukri.runtime.cuda.compile.kernel import Ask, Kernels
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.hosted import LAST_NUMBER, HostedCudaMachine
-from kukri.runtime.cuda.machine import CudaMachine, StepShape
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.cuda.step import StepShape
 from kukri.runtime.engine.cache import NO_LOGITS, Batch, PageTable
 from kukri.runtime.ops import MoE, Program
 

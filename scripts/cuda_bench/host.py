@@ -10,10 +10,11 @@ import numpy as np
 from cuda_bench.models import random_model
 
 from kukri.runtime.config.model_config import ModelConfig
-from kukri.runtime.cuda import machine as machine_module
+from kukri.runtime.cuda import step_outputs
 from kukri.runtime.cuda.driver.device import BLOCK, SCHEDULE_AUTO, SPIN, Device
 from kukri.runtime.cuda.driver.launch import Graph
-from kukri.runtime.cuda.machine import CudaMachine, StepShape, TopKRequest
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.cuda.step import StepShape, TopKRequest
 from kukri.runtime.cuda.top_k import size_for
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
@@ -71,7 +72,7 @@ def host(shape: str, kind: str, variants: list[str]) -> None:
     program = random_model(shape, kind)
     print(f"{'':23}   wall  graph  in a row  host's part |  before  launch    wait   after | engine")
     for variant in variants or VARIANTS:
-        waiting, machine_module.MAPPED_LOGITS = VARIANTS[variant]
+        waiting, step_outputs.MAPPED_LOGITS = VARIANTS[variant]
         device = TimedDevice(waiting)
         machine = CudaMachine(program, 8, device=device, background=False)
         for name, params in CASES.items():

@@ -16,7 +16,7 @@ from kukri.runtime.cuda.driver.launch import Launch
 from kukri.runtime.cuda.lowering.base import Capacity, InputAddresses
 from kukri.runtime.cuda.lowering.program import Lowering
 from kukri.runtime.cuda.lowering.tuning import Tuning
-from kukri.runtime.cuda.machine import CACHE_BITS
+from kukri.runtime.cuda.pages import CACHE_BITS
 from kukri.runtime.engine.cache import PAGE_SIZE
 
 Q_SCALE = 4.0  # of random queries: scores with a deviation of 4, as peaked as those of models

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tarfile
 import tempfile
@@ -23,6 +22,8 @@ from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.tests.runtime.cuda.instructions.checks import CHECKS, WARPGROUP_CHECKS
+from kukri.tests.runtime.cuda.instructions.launching import on_the_card
 
 TOKENS = 40  # of a case
 MADE_LAYERS = 2
@@ -132,14 +133,8 @@ def all_float(program: Program) -> bool:
 
 def instructions() -> None:
     """Each PTX instruction by itself against NumPy."""
-    path = Path(__file__).resolve().parents[2] / "tests/runtime/cuda/instructions.py"
-    spec = importlib.util.spec_from_file_location("instructions", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     device = Device()
-    for check in [*module.CHECKS, *(module.WARPGROUP_CHECKS if device.warpgroups else [])]:
-        check(module.on_the_card(device))
+    for check in [*CHECKS, *(WARPGROUP_CHECKS if device.warpgroups else [])]:
+        check(on_the_card(device))
         print(f"instructions: {check.__name__[6:]} right")
     device.close()

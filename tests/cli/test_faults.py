@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -157,6 +158,37 @@ def test_a_disk_that_fills_up_on_the_way(
         assert not list(disk.rglob("*.gguf"))
     finally:
         subprocess.run(["umount", str(disk)], check=False)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with 4 KB left on its disk, where this user may mount one."""
+    disk = tmp_path / "full"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk")
+    (disk / "other").write_bytes(bytes(60 << 10))
+    yield disk
+    subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_a_full_disk_is_named(llm_inside: Run, tiny: Path, full_disk: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "in.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}", "pad": "x" * 2_000}) + "\n" for i in range(100)))
+    out = full_disk / "out.jsonl"
+    batch = ("batch", rows, out, "-m", tiny, "--raw", "-n", "1")
+    cut = llm_inside(*batch)
+    assert f"{out}: No space left" in failed(cut, 1)
+    assert b"rows are done; the same command goes on" in cut.stderr
+    session = full_disk / "talk"
+    lost = llm_inside("run", "-m", tiny, "-n", "1", "--session", session, "--raw", "hi")
+    assert lost.returncode == 1
+    assert f"error: {session}: No space left".encode() in lost.stderr
+    assert not list(full_disk.glob(".*")), "an unfinished file is left"
+    subprocess.run(["mount", "-o", "remount,size=1m", str(full_disk)], check=True)
+    assert llm_inside(*batch).returncode == 0
+    assert len({json.loads(line)["prompt"] for line in out.read_text().splitlines()}) == 100
 
 
 def test_little_memory_is_refused_before_it_is_missing(llm: Run, tiny: Path, tmp_path: Path) -> None:

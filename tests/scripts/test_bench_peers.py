@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_peers.py"
+from kukri.tests.script_modules import load_script
 
 # Notes its arguments in a file beside it, then claims `speeds[run]` × 1, 2, … for its tests.
 FAKE = """#!{python}
@@ -46,13 +45,7 @@ print("done")
 
 @pytest.fixture(scope="module")
 def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_peers", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_peers"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_peers.py")
 
 
 def fake(path: Path, speeds: list[float | None], depths: bool = True, valid: bool = True) -> Path:

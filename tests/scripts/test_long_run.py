@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,20 +9,14 @@ from types import ModuleType
 import pytest
 
 import kukri
+from kukri.tests.script_modules import load_script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
 def long_run() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "long_run", Path(__file__).parents[2] / "scripts" / "long_run.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("long_run.py")
 
 
 def test_memory_stays_flat(long_run: ModuleType, endless: Path) -> None:

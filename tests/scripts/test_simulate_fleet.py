@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import heapq
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kukri.tests.script_modules import load_script
+
 
 @pytest.fixture(scope="module")
 def fleet() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "simulate_fleet.py"
-    spec = importlib.util.spec_from_file_location("simulate_fleet", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["simulate_fleet"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("simulate_fleet.py")
 
 
 def simulate(

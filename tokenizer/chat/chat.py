@@ -128,7 +128,7 @@ class _Prompt:
         if isinstance(plain.get("content"), list | tuple) and not self._takes_parts:
             plain["content"] = "".join(map(_part_text, plain["content"]))
         if isinstance(plain.get("tool_calls"), list | tuple):
-            plain["tool_calls"] = [_change_arguments(call, _parsed) for call in plain["tool_calls"]]
+            plain["tool_calls"] = [_change_arguments(call, parsed_arguments) for call in plain["tool_calls"]]
         return plain
 
     @cached_property
@@ -163,7 +163,9 @@ def _change_arguments(call: Any, change: Any) -> Any:
     return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
 
 
-def _parsed(arguments: Any) -> Any:
+def parsed_arguments(arguments: Any) -> Any:
+    """The arguments of a call: the object that a text states, and as they are if it states none, as where an
+    answer was cut within a call."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...engine.errors import ConstraintError
+from .library import stuck
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -89,5 +90,7 @@ class GuidedConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            message = " ".join(self._matcher.get_error().split("\n\n")[0].split())
+            if stuck(self._matcher):
+                raise ConstraintError("the grammar cannot be followed further: nothing may come next")
+            message = " ".join(self._matcher.get_error().partition("<state>")[0].split())
             raise ConstraintError(f"the grammar cannot be followed further: {message:.300}")

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine.errors import ConstraintError
-from .library import llguidance
+from .library import impossible, llguidance
 from .schemas import closed, named_parts, schema_of_type
 
 # Between the parts of a JSON text: enough for indented JSON. Without a bound, small models write spaces
 # without end.
 WHITE_SPACE = r"[ \t]{1,8}|[ \t]{0,8}\r?\n[ \t]{0,64}"
 LONGEST_INSTRUCTION = 16_000  # characters of a schema that is told to the model
+
+# What llguidance advises is an option of its own, and what to write instead.
+ONE_OF = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "oneOf is supported only where at most one of its parts can fit; anyOf lets several fit",
+)
 
 _JSON_TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
 
@@ -170,6 +176,8 @@ def checked(grammar: str, what: str, schema: Any = None) -> str:
     """`grammar`, or a ConstraintError that passes on what llguidance says about it."""
     failed, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
-        message = " ".join("; ".join(messages).split())
+        message = " ".join("; ".join(messages).split()).replace(*ONE_OF)
         raise ConstraintError(f"{what} cannot be used: {message}{named_parts(message, schema)}")
+    if impossible(grammar):
+        raise ConstraintError(f"{what} cannot be used: no text fits it")
     return grammar

@@ -287,10 +287,6 @@ class Device:
         finally:
             self._library.code("cuGraphDestroy", captured)
 
-    def upload_graph(self, graph: Graph) -> None:
-        """Enqueue what the first run of a graph does before it starts, such as getting memory for it."""
-        self._call("cuGraphUpload", graph.executable, self._stream)
-
     def run(self, graph: Graph) -> None:
         """Enqueue a graph."""
         self._call("cuGraphLaunch", graph.executable, self._stream)

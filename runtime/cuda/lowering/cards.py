@@ -13,7 +13,8 @@ from ..kernels.common.all_reduce import FLAG_BYTES, FewRowsArguments, ManyRowsAr
 from ..kernels.common.sums import SumArguments
 from .base import DECODE_ROWS, QuantizedRows
 from .fusing import JoinedMatMul
-from .matmul import MatMulLowering, SentSum
+from .matmul.decode import SentSum
+from .matmul.matmul import MatMulLowering
 
 SUM_BLOCKS = 1  # of `all_reduce_many`, for each multiprocessor
 

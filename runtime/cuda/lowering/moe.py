@@ -19,7 +19,7 @@ from ..kernels.experts.moe_routing import RouteArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..weights.packing import packed_bytes
 from .base import DECODE_ROWS, HostMixture
-from .matmul import SM80_TILE, UpMatrix
+from .matmul.prefill import SM80_TILE, UpMatrix
 from .moe_decode import PairLowering
 
 EXCHANGE_THREADS = 1024  # of a block: each copies 16 bytes of a row of 4,096 numbers

@@ -28,7 +28,7 @@ from ..kernels.experts.moe_permute import CombineArguments
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
 from .base import ACTIVATIONS
-from .matmul import MatMulLowering
+from .matmul.matmul import MatMulLowering
 
 
 @dataclass(frozen=True)

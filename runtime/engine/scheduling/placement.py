@@ -46,6 +46,21 @@ class Kept:
     states: tuple[SavedState, ...] = ()
     long: bool = False
 
+    def check(self, page_size: int, page_bytes: int, state_shapes: List[tuple[int, ...]]) -> None:
+        """Raises ValueError unless there are as many pages, of so many bytes, as the ids have, and states of
+        these shapes.
+        """
+        if len(self.pages) != -(-len(self.ids) // page_size):
+            raise ValueError(f"{len(self.pages)} pages do not hold {len(self.ids)} tokens")
+        if any(len(page) != page_bytes for page in self.pages):
+            raise ValueError(f"a page of the cache has {page_bytes} bytes")
+        for state in self.states:
+            shapes = [array.shape for array in state.arrays]
+            if shapes != state_shapes or not 0 < state.length <= len(self.ids):
+                raise ValueError("a recurrent state is not one of this model")
+        if state_shapes and self.ids and not self.states:
+            raise ValueError("the recurrent state is missing")
+
 
 class Placement:
     """Gives sequences slots and pages. What a sequence has computed stays behind it as the beginning of

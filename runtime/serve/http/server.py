@@ -93,9 +93,9 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(1024)
-    except BaseException:
+    except OSError as problem:
         listening.close()
-        raise
+        raise OSError(problem.errno, problem.strerror, f"{host}:{port}") from None
     return listening
 
 

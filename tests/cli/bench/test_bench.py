@@ -18,7 +18,7 @@ import typer
 
 import kukri.runtime.model.placing
 from kukri.cli.bench import cold as bench_cold
-from kukri.cli.bench import measure as bench_measure
+from kukri.cli.bench import one_model
 from kukri.cli.bench.measure import LoadTimes, measure
 from kukri.cli.bench.plan import Plan, numbers
 from kukri.cli.bench.plan import Test as Case
@@ -196,7 +196,7 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
     def never(*arguments: Any) -> list[float]:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(bench_measure, "measure", never)
+    monkeypatch.setattr(one_model, "measure", never)
     failed(llm_inside("bench", "-m", tiny, "-m", tmp_path / "none.gguf"), 3)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     failed(llm_inside("bench", "-m", tiny, "-m", tmp_path / "broken.gguf"), 5)

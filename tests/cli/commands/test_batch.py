@@ -86,6 +86,17 @@ def test_answers_with_a_form(llm_inside: Run, tiny: Path, tmp_path: Path) -> Non
     assert {row["answer"] for row in read(out)} <= {"ab", "ba"}
 
 
+def test_vectors(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
+    source, out = questions(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    done = llm_inside("batch", source, out, "-m", tiny, "--embed", "--ordered")
+    assert done.returncode == 0, done.stderr
+    alone = llm_inside("embed", "-m", tiny, *(row["prompt"] for row in read(source)))
+    vectors = [json.loads(line)["embedding"] for line in alone.stdout.splitlines()]
+    assert len(vectors) == 3
+    for row, vector in zip(read(out), vectors, strict=True):
+        assert row["answer"] == pytest.approx(vector, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [

@@ -146,6 +146,27 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "command", [("run", "hi", "-m"), ("bench", "-m"), ("serve",)], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--cpu-moe", "-ngl", 1), "one card with all layers"),
+        (("--devices", "0,0"), "each once"),
+        (("--devices", "x"), "not 'x'"),
+        (("--device", "cpu", "--devices", 0), "no cards to choose"),
+        (("--speculate", "mtp", "-ngl", 1), "all layers on one device"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_wrong_usage(
+    llm_inside: Run, tiny: Path, command: tuple[str, ...], flags: tuple[object, ...], message: str
+) -> None:
+    done = llm_inside(*command, tiny, *flags)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr.decode()
+
+
 def test_a_format_of_other_commands_in_the_environment_is_ignored(llm_inside: Run, tiny: Path) -> None:
     for value in ("md", "rich", "csv", ""):
         done = llm_inside("run", "-m", tiny, "-t", 0, "-n", 2, "hi", env={"LLM_OUTPUT": value})

@@ -231,6 +231,11 @@ def test_weights_that_are_no_numbers(llm_inside: Run, tmp_path: Path, bad: float
     assert np.isfinite(GGUFFile.open(target).tensors["blk.1.ffn_up.weight"].dequantize()).all()
 
 
+def test_a_model_is_not_written_to_stdout(llm_inside: Run, checkpoint: Path) -> None:
+    assert "not to stdout" in failed(llm_inside("quantize", checkpoint, "-", "--type", "q8_0"), 2)
+    assert not Path("-").exists()
+
+
 def test_weights_beyond_fp16(llm_inside: Run, tmp_path: Path) -> None:
     source = damaged(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.ffn_up.weight", 1e6)
     done = llm_inside("quantize", source, tmp_path / "b.gguf", "--type", "f16")

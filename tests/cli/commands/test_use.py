@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> list[str]:
         names.append(name)
         return tiny
 
-    for user in ("commands.tokenize", "commands.bench", "commands.models.quantize", "eval.measure"):
+    users = ("tokenize", "bench", "serve", "models.quantize")
+    for user in (*(f"commands.{each}" for each in users), "eval.measure"):
         monkeypatch.setattr(f"kukri.cli.{user}.resolve", resolve)
     # Last: a module that is imported for the first time keeps what it finds there.
     monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", resolve)
@@ -112,6 +114,21 @@ def test_a_default_model_is_not_one_more_for_eval(
             asked.clear()
             done = llm_inside("eval", *words, *flags, env=env)
             assert done.returncode == 0, done.stderr
+            assert asked == names
+
+
+def test_serve_takes_it_unless_others_are_named(llm_inside: Run, tiny: Path, asked: list[str]) -> None:
+    llm_inside("use", "qwen3:4b")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words, names in (
+            ((), ["qwen3:4b"]),
+            (("org/a", "org/b"), ["org/a", "org/b"]),
+            (("-m", "org/a"), ["org/a"]),
+        ):
+            asked.clear()
+            refused = llm_inside("serve", *words, "--port", port)
+            assert f"127.0.0.1:{port}: Address already in use" in failed(refused, 1)
             assert asked == names
 
 

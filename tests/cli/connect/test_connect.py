@@ -35,6 +35,8 @@ def test_one_answer(llm_inside: Run, server: Served) -> None:
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode() == wanted + "\n"
     assert "answer: 12 tokens" in done.stderr.decode()
+    elsewhere = llm_inside("chat", *flags, input=b"Hi there", env={"LLM_MODEL": "qwen3:4b"})
+    assert elsewhere.stdout == done.stdout, "the default model of this machine is none of the server's"
     biased = llm_inside("chat", *flags, "--logit-bias", "65=1000", "--stop", "no", input=b"Hi")
     assert len(set(biased.stdout.decode().strip())) == 1
 

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import typer
 
-from kukri.cli.keeping.keeper import Keeper, at_rest
+import kukri
+from kukri.cli.chat.conversation import Turn
+from kukri.cli.keeping.keeper import Keeper, at_rest, open_keeper
 from kukri.quant.cache_folder import CONVERSATIONS
 from kukri.runtime.sessions.session_file import (
     SavedConversation,
@@ -134,6 +136,25 @@ def test_what_does_not_go_together(llm_inside: Run, tiny: Path, tmp_path: Path) 
     base = write_tiny_model(tmp_path / "base.gguf", template=None, name="raw-bytes")
     assert "no chat template" in failed(llm_inside("run", "-m", base, "--session", file, "x"), 2)
     assert file.read_bytes() == before
+
+
+def test_two_processes_with_one_file(tiny: Path, tmp_path: Path) -> None:
+    """The second one would replace what the first one has kept."""
+    file = tmp_path / "a.session"
+    for begun in (False, True):  # whether there is a file at first
+        first, second = (open_keeper(str(file), resume=False) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        with kukri.load(tiny) as model:
+            for keeper, message in ((first, "one"), (first, "two"), (second, "three")):
+                conversation = keeper.begin(model, str(tiny), "", False, None)
+                conversation.turns.append(Turn(message, reply="yes"))
+                if keeper is second:
+                    with pytest.raises(ValueError, match=r"a.session was changed by another process"):
+                        keeper.save(conversation, model)
+                else:
+                    keeper.save(conversation, model)
+        assert texts(file)[-2] == "two", begun
 
 
 def test_files_that_cannot_be(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:

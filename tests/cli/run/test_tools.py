@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from kukri.runtime.answers.running import LONGEST_RESULT, run_call
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.model import Model
 
-from ...runtime.model.test_model import END, TEMPLATE, scripted
+from ...runtime.model.scripted import END, TEMPLATE, scripted
 
 TOOL = '''
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
+    print("adding")
     return a + b
 
 def _hidden(): ...
+
+print("loading")
 '''
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
@@ -93,9 +97,18 @@ def test_flags_that_make_no_sense(file: Path, flags: dict[str, Any], message: st
 
 
 def test_a_file_that_fails_says_why(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("1 / 0")
-    with pytest.raises(typer.BadParameter, match="fails: ZeroDivisionError"):
-        _ = GenerationOptions(tool=[f"{tmp_path}/bad.py:f"]).offered_tools
+    for text, why in (("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit(0)", "SystemExit: 0")):
+        (tmp_path / "bad.py").write_text(text)
+        with pytest.raises(typer.BadParameter, match=f"fails: {why}"):
+            _ = GenerationOptions(tool=[f"{tmp_path}/bad.py:f"]).offered_tools
+
+
+def test_what_functions_print_is_no_answer(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = model(CALL, "Five.")
+    written(loaded, GenerationOptions(tool=[f"{file}:add"], yes=True))
+    out, err = capsys.readouterr()
+    assert out == "Five.\n"
+    assert [line for line in err.splitlines() if line.endswith("ing")] == ["loading", "adding"]
 
 
 def test_results_are_text_and_errors_are_told() -> None:
@@ -115,6 +128,10 @@ def test_results_are_text_and_errors_are_told() -> None:
 
         time.sleep(5)
 
+    def leaving() -> None:
+        sys.exit("gone")
+
+    assert run_call(call("{}"), Tool.of(leaving)) == "error: SystemExit: gone"
     assert json.loads(run_call(call("{}"), Tool.of(many))) == {"ä": [1, "x"]}
     assert run_call(call("{}"), Tool.of(long)).endswith("(cut)")
     assert "took longer than 0.05 seconds" in run_call(call("{}"), Tool.of(slow), seconds=0.05)

@@ -17,7 +17,7 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.tokenizer.chat.template import TemplateError
 
 from ...tiny_model import write_tiny_model
-from ..model.test_model import BOS, END, GREEDY, HELLO, TEMPLATE, scripted
+from ..model.scripted import BOS, END, GREEDY, HELLO, TEMPLATE, scripted
 
 
 @pytest.fixture(params=["reference", "cpu"])
@@ -285,15 +285,18 @@ def test_an_answer_goes_on_from_its_beginning():
 def test_templates_that_know_no_tools_get_them_in_the_system_prompt():
     told = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     model = scripted("", context=2048, **{"tokenizer.chat_template": told})
+    cut = '{"a": "b'  # an answer that ended within a call
     messages = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": cut}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
     prompt = model.tokenizer.decode(model.encode_request(GenerationRequest(messages, tools=[F])))
     assert prompt.startswith("system:Be kind.\n\n# Tools")
     assert '"name": "f"' in prompt
+    assert json.dumps(cut) in prompt
     assert prompt.endswith(
         'assistant:<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>;'
         "user:<tool_response>\n42\n</tool_response>;"

@@ -17,6 +17,8 @@ def read(raw: bytes, format: str = "jsonl") -> list[tuple[int, object]]:
 def test_json_lines() -> None:
     raw = b'\xef\xbb\xbf{"prompt": "a"}\r\n\n"b"\n{"x": 1}'
     assert read(raw) == [(1, {"prompt": "a"}), (3, {"prompt": "b"}), (4, {"x": 1})]
+    halves = rb'{"prompt": "\ud83d\ude00 \ud83d", "\uDC00": 1.5e3}'
+    assert read(halves) == [(1, {"prompt": "\U0001f600 \ufffd", "\ufffd": 1500.0})]
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,8 @@ def test_json_lines() -> None:
     [
         (b'{"prompt": ', "is not valid JSON"),
         (b"[1]", "neither a JSON object"),
+        (b'{"prompt": "x", "v": NaN}', "NaN is no number"),
+        (b'{"prompt": "x", "v": [-1e999]}', "-1e999 is no number"),
         (b'"\xff"', "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
     ],

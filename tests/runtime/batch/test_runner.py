@@ -201,11 +201,31 @@ def test_parquet_out(source: Path, tmp_path: Path) -> None:
 
 def test_a_column_that_is_taken(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "x", "answer": "y"}\n')
+    source.write_text('{"prompt": "v"}\n{"prompt": "x", "answer": "y"}\n')
     job = open_job(str(source), str(out), {})
     run(job, Model())
     assert "--answer-column" in read(errors_path(out))[0]["error"]["message"]
     job.leave()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "way_out"),
+    [
+        ("in.csv", "prompt,answer\nx,y\n", "--answer-column"),
+        ("in.csv", "prompt,finish_reason\nx,y\n", "cannot be an input's"),
+        ("in.jsonl", '{"prompt": "x", "answer": "y"}\n', "--answer-column"),
+    ],
+)
+def test_no_row_is_answered_for_nothing(tmp_path: Path, name: str, text: str, way_out: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BatchError, match=way_out):
+        open_job(str(tmp_path / name), str(tmp_path / "out.jsonl"), {})
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_answers_go_into_a_file(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match="is a folder"):
+        open_job(str(source), str(tmp_path), {})
 
 
 def test_memory_of_rows_that_are_done() -> None:

@@ -10,7 +10,7 @@ from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.speculation.policy import MOST_DRAFTED
 
-from .test_machine import VOCAB, program
+from .programs import VOCAB, program
 
 
 def test_as_many_rows_as_are_checked_at_once():

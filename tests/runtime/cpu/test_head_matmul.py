@@ -9,7 +9,8 @@ from kukri.runtime import ops
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.tests.runtime.cpu.test_machine import matrix
+
+from .programs import matrix
 
 VOCAB, HEADS, INPUTS, REST, OUTPUTS = 30, 3, 32, 4, 20
 

@@ -110,14 +110,13 @@ def test_the_last_of_many_matrices_is_compared() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, -1])
 def test_files_of_another_size_are_not_taken(size: int) -> None:
-    weights, said = matrices(), list[str]()
-    kept = kept_by("a", warn=said.append)
+    """Nothing is said, not even of an empty file, which cannot be mapped: it is written anew."""
+    weights, kept = matrices(), kept_by("a")
     keep(weights, kept)
     path = WEIGHTS.files()[0].path
     content = path.read_bytes()
     path.write_bytes(content + b"x" if size == 1 else content[:size])
     assert kept.read(weights) is None
-    assert len(said) == (size == 0)  # an empty file cannot be mapped
     keep(weights, kept)
     assert kept.read(weights) is not None
 
@@ -170,8 +169,8 @@ def test_without_a_folder_nothing_is_kept(home: Path) -> None:
     kept = kept_by("a", warn=said.append)
     assert kept.read(weights) is None
     keep(weights, kept)
-    assert len(said) == 2
-    assert all(line.startswith("the weights are not kept: ") for line in said)
+    assert len(said) == 1
+    assert said[0].startswith("the weights are not kept: ")
 
 
 def test_an_interrupt_leaves_nothing() -> None:

@@ -2,169 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import faulthandler
-import gc
 import os
-import signal
 import subprocess
 import sys
-import threading
-import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
-from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
-from kukri.quant.rounding.encode import encode
 from kukri.runtime import ops
-from kukri.runtime.cpu.abi.records import MATMUL
 from kukri.runtime.cpu.abi.sizes import FEW_ROWS, PAGE_MULTIPLE
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.cpu.processors import default_threads
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
-VOCAB = 50
-
-
-def matrix(rng: np.random.Generator, rows: int, width: int, kind: str) -> QTensor:
-    values = (rng.normal(size=(rows, width)) / np.sqrt(width)).astype(np.float32)
-    if kind == "F32":
-        return QTensor("w", FORMATS[kind], values.shape, values.view(np.uint8))
-    form = FORMATS[kind]
-    if kind == "NVFP4":
-        factor = float(np.float32(np.abs(values).max() / 2688))
-        return QTensor("w", form, values.shape, encode(values / np.float32(factor), form), (factor,))
-    assert form.quantize is not None
-    blocks = form.quantize(values.reshape(-1, form.block_size))
-    return QTensor("w", form, values.shape, blocks.reshape(rows, -1))
-
-
-def program(
-    seed: int,
-    kind: str = "F32",
-    head_dim: int = 32,
-    heads: int = 6,
-    kv_heads: int = 2,
-    window: int = 0,
-    softcap: float = 0.0,
-    interleaved: bool = False,
-    activation: str = "silu",
-    ffn: int = 96,
-) -> ops.Program:
-    """Two layers with every op there is: q/k norms, biases, partial RoPE, post-norms, soft-caps."""
-    rng = np.random.default_rng(seed)
-    hidden = 64
-    b = {
-        name: ops.Buffer(name, width)
-        for name, width in {
-            "x": hidden,
-            "h": hidden,
-            "q": heads * head_dim,
-            "k": kv_heads * head_dim,
-            "v": kv_heads * head_dim,
-            "a": heads * head_dim,
-            "gate": ffn,
-            "up": ffn,
-        }.items()
-    }
-    last, logits = ops.Buffer("last", hidden, logits_rows=True), ops.Buffer("logits", VOCAB, logits_rows=True)
-
-    def vector(n: int) -> np.ndarray:
-        return rng.uniform(0.5, 1.5, n).astype(np.float32)
-
-    def linear(x: str, out: str, bias: bool = False, accumulate: bool = False) -> ops.MatMul:
-        weight = matrix(rng, b[out].width, b[x].width, kind)
-        return ops.MatMul(b[x], b[out], weight, vector(b[out].width) if bias else None, accumulate)
-
-    embedding = matrix(rng, VOCAB, hidden, kind)
-    inv_freq = (10000.0 ** -np.linspace(0, 1, head_dim // 4)).astype(np.float32)
-    flow: list[ops.Op] = [ops.Embed(b["x"], embedding, scale=3.0)]
-    for layer in range(2):
-        flow += [
-            ops.RMSNorm(b["x"], b["h"], vector(hidden), 1e-3),
-            linear("h", "q", bias=True),
-            linear("h", "k"),
-            linear("h", "v", bias=True),
-            ops.RMSNorm(b["q"], b["q"], vector(head_dim), 1e-6, groups=heads),
-            ops.RoPE(b["q"], heads, inv_freq, interleaved, 1.1),
-            ops.RoPE(b["k"], kv_heads, inv_freq, interleaved, 1.1),
-            ops.Attend(
-                *(b["q"], b["k"], b["v"], b["a"]),
-                layer=layer,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                scale=head_dim**-0.5,
-                window=window if layer == 0 else 0,
-                softcap=softcap,
-            ),
-            linear("a", "x", accumulate=True),
-            ops.RMSNorm(b["x"], b["h"], vector(hidden), 1e-3),
-            linear("h", "gate"),
-            linear("h", "up"),
-            ops.GatedActivation(b["gate"], b["up"], b["gate"], activation),
-            linear("gate", "h"),
-            ops.RMSNorm(b["h"], b["h"], vector(hidden), 1e-3),
-            ops.Add(b["h"], b["x"]),
-        ]
-    flow += [
-        ops.SelectRows(b["x"], last),
-        ops.RMSNorm(last, last, vector(hidden), 1e-3),
-        ops.MatMul(last, logits, embedding),
-        ops.SoftCap(logits, 5.0),
-    ]
-    cache = (ops.CacheLayer(kv_heads, head_dim),) * 2
-    return ops.Program(tuple(flow), (*b.values(), last, logits), cache, logits)
-
-
-def batches_of_sequences(rng: np.random.Generator, lengths: list[int]) -> list[list[tuple[int, int]]]:
-    """Cut several sequences into chunks of 1-20 tokens and spread them over steps: [(sequence, n), …]."""
-    left = dict(enumerate(lengths))
-    steps = []
-    while any(left.values()):
-        step = []
-        for sequence, n in left.items():
-            if n and (take := min(n, int(rng.integers(0, 21)))):
-                step.append((sequence, take))
-                left[sequence] -= take
-        if step:
-            steps.append(step)
-    return steps
-
-
-def run(
-    machine, steps, seed: int, page_size: int, want_all: bool = True, logits_indices=None, n_pages: int = 40
-) -> list[np.ndarray]:
-    """Feed the steps; the logits of each."""
-    rng = np.random.default_rng(seed)
-    table = PageTable(n_pages, max_sequences=4, page_size=page_size)
-    logits = []
-    for step in steps:
-        sequences = np.concatenate([np.full(n, s, np.int32) for s, n in step])
-        positions = np.concatenate(
-            [np.arange(table.lengths[s], table.lengths[s] + n, dtype=np.int32) for s, n in step]
-        )
-        for s, n in step:
-            table.extend(s, n)
-        tokens = rng.integers(0, VOCAB, len(sequences)).astype(np.int32)
-        rows = np.arange(len(sequences), dtype=np.int32)
-        if not want_all:
-            rows = rows[rng.random(len(rows)) < 0.3]
-        if logits_indices is not None:
-            rows = np.array(logits_indices, np.int32)
-        logits.append(machine.step(Batch(tokens, sequences, positions, rows), table).copy())
-    return logits
-
-
-def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> None:
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+from .programs import VOCAB, agree, batches_of_sequences, program, run
 
 
 @pytest.mark.parametrize(
@@ -302,7 +157,8 @@ def test_the_list_for_few_rows_is_made_when_it_is_needed():
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_machine import CpuMachine, program, run
+from programs import program, run
+from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.kernels import MERGE_ROWS
 machine = CpuMachine(program(15, kind="Q8_0"), 2)
 def loaded():
@@ -315,31 +171,6 @@ assert "numba" not in sys.modules  # they were compiled when the others were
 machine.close()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_waiting_threads_prefetch_what_they_multiply_next():
-    """At each barrier of a decode step, the beginning of each thread's part of the next product's matrix."""
-    machine = CpuMachine(program(2, "Q8_0"), n_pages=1, threads=3)
-    steps = machine._lowered.decode
-    products = [i for i, name in enumerate(steps.names) if "GEMVS" in name]
-    for i, instruction in enumerate(steps.instructions):
-        if not instruction["barrier"]:
-            assert instruction["ahead"] == 0
-            continue
-        following = next((j for j in products if j > i), products[0])
-        arguments = steps.instructions[following]["arguments"]
-        fields = np.ctypeslib.as_array((ctypes.c_byte * MATMUL.itemsize).from_address(int(arguments)))
-        a = fields.view(MATMUL)[0]
-        runs = np.ctypeslib.as_array((ctypes.c_int64 * 12).from_address(int(instruction["ahead"])))
-        runs = runs.reshape(3, 2, 2)
-        size = a["pair_stride"] if a["gate"] else a["panel_bytes"]
-        first = a["n_panels"] * np.arange(4) // 3
-        np.testing.assert_array_equal(runs[:, 0, 0], a["weights"] + first[:3] * size)
-        np.testing.assert_array_equal(runs[:, 0, 1], a["weights"] + first[1:] * size)
-        if a["gate"]:
-            np.testing.assert_array_equal(runs[:, 1], runs[:, 0] + a["second_offset"])
-    assert steps.instructions["barrier"].sum() > 5
-    machine.close()
 
 
 def test_a_row_is_that_of_its_own_step_whatever_ran_in_between():
@@ -495,43 +326,6 @@ def test_release_is_told_of_every_byte_once(monkeypatch):
     np.testing.assert_array_equal(*results)
 
 
-def test_threads_sleep_between_steps_and_end():
-    before = set(threading.enumerate())
-    machine = CpuMachine(program(9), 2, threads=4)
-    workers = set(threading.enumerate()) - before
-    assert len(workers) == 3
-    run(machine, [[(0, 5)]], 1, 64, n_pages=2)
-    start = os.times()
-    threading.Event().wait(0.5)
-    end = os.times()
-    assert end.user + end.system - start.user - start.system < 0.25
-    machine.close()
-    for worker in workers:
-        worker.join(timeout=5)
-        assert not worker.is_alive()
-    assert 1 <= default_threads() <= (os.cpu_count() or 1)
-
-
-def test_a_closed_or_forgotten_machine_has_no_threads_and_no_memory():
-    before = set(threading.enumerate())
-    machine = CpuMachine(program(11), 2, threads=3)
-    run(machine, [[(0, 2)]], 1, 64, n_pages=2)
-    logits = weakref.ref(machine._lowered.arena.floats("logits").base)
-    machine.close()
-    machine.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        run(machine, [[(0, 2)]], 1, 64, n_pages=2)
-    gc.collect()
-    assert logits() is None
-
-    forgotten = CpuMachine(program(11), 2, threads=3)
-    del forgotten
-    gc.collect()
-    for worker in set(threading.enumerate()) - before:
-        worker.join(timeout=5)
-        assert not worker.is_alive()
-
-
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_nan_never_becomes_a_number(kind):
     """A weight that is NaN shows in the logits of the rows that it touches, as on the reference."""
@@ -554,57 +348,6 @@ def test_nan_never_becomes_a_number(kind):
     machine.close()
 
 
-def test_threads_by_default(tmp_path):
-    """A container's quota counts, in either version of control groups; none means all processors."""
-    usable = default_threads(tmp_path)
-    group = tmp_path / "sys/fs/cgroup"
-    (group / "cpu").mkdir(parents=True)
-    for quota, threads in (("max 100000", usable), ("100000 100000", 1), ("50000 100000", 1), ("x", usable)):
-        (group / "cpu.max").write_text(quota)
-        assert default_threads(tmp_path) == threads
-    (group / "cpu.max").unlink()
-    (group / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    for quota, threads in (("-1\n", usable), ("100000\n", 1), ("100000000\n", usable)):
-        (group / "cpu/cpu.cfs_quota_us").write_text(quota)
-        assert default_threads(tmp_path) == threads
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback
-def test_interrupts_at_any_moment_leave_the_team_whole():
-    """KeyboardInterrupt before, while and after the workers are woken: no step hangs, none is wrong."""
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    machine = CpuMachine(program(10), 2, threads=3)
-    expected = run(machine, [[(0, 3)]], 1, 64, n_pages=2)[0]
-    caught = 0
-    faulthandler.dump_traceback_later(100, exit=True)  # a hang must not stop the whole suite
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    table = PageTable(2)
-    table.extend(0, 3)
-    rng = np.random.default_rng(1)
-    every = np.arange(3, dtype=np.int32)
-    batch = Batch(rng.integers(0, VOCAB, 3).astype(np.int32), 0 * every, every, every)
-    try:
-        for i in range(500):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, (1 + i % 97) * 4e-6)
-                machine.step(batch, table)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                caught += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    np.testing.assert_array_equal(machine.step(batch, table), expected)
-    faulthandler.cancel_dump_traceback_later()
-    assert caught > 10
-    machine.close()
-
-
 LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.CHOSEN_LEVEL]
 FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subprocesses below
 
@@ -614,7 +357,12 @@ FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subproces
 def test_lower_levels_pass_the_same_tests(level, tmp_path):
     """The kernel tests once more at every level below the best that this CPU can run."""
     here = Path(__file__)
-    files = [here, here.parent / "test_matmul.py", here.parent / "simd" / "test_simd.py"]
+    files = [
+        here,
+        here.parent / "test_team.py",
+        here.parent / "test_matmul.py",
+        here.parent / "simd" / "test_simd.py",
+    ]
     environment = {**os.environ, "KUKRI_SIMD": level}
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],

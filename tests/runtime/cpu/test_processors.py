@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import struct
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,23 @@ def test_every_worker_asks_and_the_caller_does_not(monkeypatch):
     assert sorted(asked) == ["kukri-1", "kukri-2"]
 
 
+def test_no_thread_stays_where_there_is_no_room_for_all(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def limited(self: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="cannot start 8 threads: the system allows only 3 here"):
+        Team(8)
+    for worker in started:
+        worker.join(timeout=20)
+        assert not worker.is_alive()
+
+
 def test_other_systems_are_not_asked(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("asked"))
@@ -130,3 +149,40 @@ class TestLevelsOfArm64:
         assert levels.supported_levels() == ["plain", "plain16"]
         monkeypatch.setattr(levels.llvm, "get_host_cpu_features", lambda: {"dotprod": True, "i8mm": True})
         assert levels.supported_levels()[:2] == ["i8mm", "neon"]
+
+
+def test_threads_by_default(tmp_path: Path) -> None:
+    """A container's quota counts, in either version of control groups; none means all processors."""
+    usable = processors.default_threads(tmp_path)
+    group = tmp_path / "sys/fs/cgroup"
+    (group / "cpu").mkdir(parents=True)
+    for quota, threads in (("max 100000", usable), ("100000 100000", 1), ("50000 100000", 1), ("x", usable)):
+        (group / "cpu.max").write_text(quota)
+        assert processors.default_threads(tmp_path) == threads
+    (group / "cpu.max").unlink()
+    (group / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for quota, threads in (("-1\n", usable), ("100000\n", 1), ("100000000\n", usable)):
+        (group / "cpu/cpu.cfs_quota_us").write_text(quota)
+        assert processors.default_threads(tmp_path) == threads
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limited", ["", "system.slice", "system.slice/llm.service"])
+def test_threads_within_the_quota_of_a_group_further_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, limited: str
+) -> None:
+    """Of a service (systemd's CPUQuota) or a job, which sees the whole tree: the least one counts."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    tree = tmp_path / "sys/fs/cgroup" / ("cpu" if version == 1 else "")
+    (tree / "system.slice/llm.service").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    controllers = "cpu,cpuacct" if version == 1 else ""
+    line = f"3:{controllers}:/system.slice/llm.service\n"
+    (tmp_path / "proc/self/cgroup").write_text("5:memory:/system.slice\n" + line)
+    assert processors.default_threads(tmp_path) == 8
+    for group, quota in ((limited, "350000"), ("system.slice/llm.service", "600000")):
+        path = tree / group / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")
+        if not path.exists():
+            path.write_text(quota + "\n" if version == 1 else quota + " 100000\n")
+            path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert processors.default_threads(tmp_path) == 3

@@ -26,7 +26,7 @@ from kukri.runtime.cpu.simd.panels import aligned_empty, repack
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
-from .test_machine import VOCAB, program
+from .programs import VOCAB, program
 from .test_matmul import call, random_weights
 from .test_moe import VOCAB as EXPERTS_VOCAB
 from .test_moe import program as experts_program

@@ -102,8 +102,6 @@ class StandInDevice:
         yield held
         del self.upload, self.download, self.launch
 
-    def upload_graph(self, graph: list[Any]) -> None: ...
-
     def run(self, graph: list[Any]) -> None:
         for function, arguments in graph:
             function(self, *arguments)

@@ -15,7 +15,9 @@ from kukri.runtime.cuda.kernels.attention.scores import quad_maximum, quad_sum
 from kukri.runtime.cuda.kernels.common.common import warp_maximum, warp_sum
 from kukri.runtime.cuda.ptx import load_float, store_float, thread
 
-from . import instructions, simulator
+from . import simulator
+from .instructions.checks import CHECKED, CHECKS, WARPGROUP_CHECKS
+from .instructions.launching import on_the_card
 from .simulator import run
 
 
@@ -29,7 +31,7 @@ def card():
     device.close()
 
 
-@pytest.mark.parametrize("check", [*instructions.CHECKS, *instructions.WARPGROUP_CHECKS])
+@pytest.mark.parametrize("check", [*CHECKS, *WARPGROUP_CHECKS])
 def test_meaning(check):
     def launch(kernel, grid, threads, arguments, shared, constants=None, cluster=1):
         run(kernel, constants or {}, grid, threads, arguments, shared, cluster)
@@ -37,16 +39,16 @@ def test_meaning(check):
     check(launch)
 
 
-@pytest.mark.parametrize("check", [*instructions.CHECKS, *instructions.WARPGROUP_CHECKS])
+@pytest.mark.parametrize("check", [*CHECKS, *WARPGROUP_CHECKS])
 def test_on_the_card(check, card):
-    if check in instructions.WARPGROUP_CHECKS and not card.warpgroups:
+    if check in WARPGROUP_CHECKS and not card.warpgroups:
         pytest.skip("only cards of compute capability 9.0 have these")
-    check(instructions.on_the_card(card))
+    check(on_the_card(card))
 
 
 def test_all_are_here():
     """But those that only order launches, whose effect no kernel sees alone."""
-    used = "".join(inspect.getsource(kernel) for kernel in instructions.CHECKED)
+    used = "".join(inspect.getsource(kernel) for kernel in CHECKED)
     every = {name for name in ptx.__all__ if name != "Instruction"}
     assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "launch_dependents"}
 

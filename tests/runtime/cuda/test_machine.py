@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_gguf import config_from_gguf
-from kukri.runtime.config.from_hf import config_from_hf
-from kukri.runtime.cuda import machine as machine_module
+from kukri.runtime.cuda import step_outputs
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
 from kukri.runtime.cuda.lowering.fusing import JoinedMatMul, fuse
 from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.cuda.pages import cache_type
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.reading import TextReader
@@ -30,19 +27,15 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
+from kukri.tests.script_modules import load_script
 
 from .stand_in import StandInDevice, StandInKernels
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_bench/models.py"
 
 
 @cache
 def models():
-    spec = importlib.util.spec_from_file_location("cuda_models", SCRIPT)
-    assert spec
-    assert spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
+    found = load_script("cuda_bench/models.py")
     found.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
     found.SHAPES["wide heads"] = (128, 2, 2, 1, 64, 64, 64, True)
     found.SHAPES["two"] = (64, 2, 2, 1, 32, 64, 64, True)
@@ -167,9 +160,7 @@ def test_hidden_states_for_multi_token_prediction(hidden):
 @pytest.mark.slow
 def test_hidden_states_of_texts(embedding_model):
     """Two texts of an encoder in a step, with token types, then one of a single token."""
-    checkpoint = Checkpoint.open(embedding_model("bert"))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors), vectors=True)
+    config, program = open_program(embedding_model("bert"), vectors=True)
     device = StandInDevice()
     cuda = CudaMachine(
         program, 4, max_rows=32, max_sequences=2, device=device, kernels=StandInKernels(device)
@@ -197,7 +188,7 @@ def test_hidden_states_of_texts(embedding_model):
 @pytest.mark.parametrize("mapped", [True, False])
 def test_top_k(program, monkeypatch, mapped):
     """The top k are those of the logits, which a kernel or the driver copies to the host."""
-    monkeypatch.setattr(machine_module, "MAPPED_LOGITS", mapped << 20)
+    monkeypatch.setattr(step_outputs, "MAPPED_LOGITS", mapped << 20)
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
     rows = np.arange(4, dtype=np.int32)
@@ -280,4 +271,4 @@ def test_keys_and_values_are_of_one_type(program):
     """What only the CPU machine has is refused in one line."""
     for kv_type in ("q8_0/q4_0", "f16/q8_0", "q5_0"):
         with pytest.raises(ValueError, match=f"^the CUDA machine keeps keys and values alike.* {kv_type}$"):
-            machine_module.cache_type(program, kv_type)
+            cache_type(program, kv_type)

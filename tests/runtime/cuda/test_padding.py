@@ -11,9 +11,10 @@ from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.padding import padded, rounded, usual_steps
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.tests.script_modules import SCRIPTS
 
 from .stand_in import StandInDevice, StandInKernels
-from .test_machine import SCRIPT, models
+from .test_machine import models
 
 
 def step(n: int, logits: list[int]) -> Batch:
@@ -101,7 +102,7 @@ def test_steps():
 @pytest.mark.parametrize("warpgroups", [True, False])
 def test_mixtures_are_lowered(shape, warpgroups, monkeypatch):
     """Every number of rows at which other kernels take over, in a mixture of experts."""
-    monkeypatch.syspath_prepend(SCRIPT.parents[1])
+    monkeypatch.syspath_prepend(SCRIPTS)
     mixtures = importlib.import_module("cuda_bench.mixtures")
     kinds = "Q8_0", "MXFP4" if shape == "gpt-oss" else ""
     small = mixtures.Mixture(shape, 256, 1, 4, 2, 64, 8, 2, 64, 64, kinds[1])

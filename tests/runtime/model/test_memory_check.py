@@ -52,7 +52,7 @@ def test_systems_without_proc_are_asked_through_psutil(monkeypatch, answer):
 
     fake = None if answer is None else SimpleNamespace(virtual_memory=virtual_memory)
     monkeypatch.setitem(sys.modules, "psutil", fake)  # None: the import fails
-    monkeypatch.setattr(memory_check, "_read", lambda path: "")
+    monkeypatch.setattr(memory_check, "read_text", lambda path: "")
     assert available_memory() == (answer if isinstance(answer, int) else None)
 
 
@@ -144,7 +144,7 @@ def test_lines_of_meminfo(tmp_path, text, free):
 
 def test_proc_counts_where_it_is_there(monkeypatch):
     monkeypatch.setattr(
-        memory_check, "_read", lambda path: {"/proc/meminfo": MEMINFO}.get(path.as_posix(), "")
+        memory_check, "read_text", lambda path: {"/proc/meminfo": MEMINFO}.get(path.as_posix(), "")
     )
     monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(virtual_memory=lambda: 1 / 0))
     assert available_memory() == FREE

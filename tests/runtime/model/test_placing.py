@@ -23,6 +23,7 @@ from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
+from kukri.runtime.model.placing import Placing
 from kukri.runtime.model.source import open_source
 from kukri.runtime.ops import Buffer, MatMul, MoE, Program
 from kukri.runtime.program.build import build_program
@@ -360,6 +361,23 @@ def test_numbers_of_devices():
     assert device_numbers(None) is None
     with pytest.raises(ValueError, match="not 'a'"):
         device_numbers("a")
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v2", "gemma4"])
+@pytest.mark.parametrize("kind", ["f32", "f16/q8_0", "q4_0"])
+def test_the_cpus_cache_takes_what_the_memory_check_counts(conformance, monkeypatch, name, kind):
+    """Heads of any size, which quantised keys and all values are padded from; values taken out of keys."""
+    needs = []
+
+    def noted(placing, need, available, memory="memory"):
+        needs.append(need)
+        return 64
+
+    monkeypatch.setattr(Placing, "fitting_context", noted)
+    model, _ = load(conformance(name), device="cpu", kv_type=kind)
+    machine = model.engine.machine
+    assert needs[0].per_token == sum(machine.page_bytes) / machine.page_size
+    model.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.sampling_texts import SamplingTexts, breaker_ids
 from kukri.tokenizer import Tokenizer, tokenizer_from_gguf
 
-from .test_model import START, VOCAB, byte_symbols, metadata
+from .scripted import START, VOCAB, byte_symbols, metadata
 
 ZQ = 259
 

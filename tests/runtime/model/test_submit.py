@@ -16,7 +16,7 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.tokenizer import TokenizerError
 
 from ...tiny_model import write_tiny_model
-from .test_model import END, GREEDY, scripted
+from .scripted import END, GREEDY, scripted
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.tests.runtime.model.test_model import scripted
+from kukri.tests.runtime.model.scripted import scripted
 
 from .browser import PROGRAMS, Browser, browser
 from .conftest import Served, serving

@@ -67,6 +67,7 @@ def test_names(tiny: Path) -> None:
     assert pool.find(None).name == "tiny"
     assert pool.find("b:latest").name == "b"
     assert pool.find("/somewhere/b").name == "b"
+    assert pool.find("/somewhere/b.gguf").name == "b"
     for name in ("other", "/etc/passwd", "b/"):
         with pytest.raises(Problem) as refused:
             pool.find(name)
@@ -103,7 +104,7 @@ def test_a_model_that_is_being_loaded(tiny: Path, monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
-def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:1000])
     options = ServeOptions(load_patience=60)
@@ -114,6 +115,8 @@ def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path) -> None:
             )
             assert done.status_code == 500
             assert "broken.gguf" in done.json()["error"]["message"]
+            assert caplog.text.count("broken cannot be loaded: broken.gguf: ") == 1
+            caplog.clear()
         assert served.post("/tokenize", {"content": "x"}).status_code == 200
 
 

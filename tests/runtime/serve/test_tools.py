@@ -12,7 +12,7 @@ import ollama
 import openai
 import pytest
 
-from kukri.tests.runtime.model.test_model import scripted
+from kukri.tests.runtime.model.scripted import scripted
 
 from .conftest import Served, serving
 

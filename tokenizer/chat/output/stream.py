@@ -121,10 +121,10 @@ class Stream:
         while True:
             found = pattern.match(self._buffer, self._at)
             end = found.end() if found else self._at
-            if end < len(self._buffer) or self.ended:
-                return self.take(end - self._at)
             if end - self._at > longest:
                 raise Malformed
+            if end < len(self._buffer) or self.ended:
+                return self.take(end - self._at)
             yield
 
     def take_matching(self, pattern: re.Pattern[str]) -> str:
@@ -240,7 +240,7 @@ class Call:
         self.id = ""
         self._stream = stream
         self._held: list[str] = []
-        self._has_arguments = False
+        self.has_arguments = False
 
     def named(self, name: object) -> None:
         """The name is known. Malformed if it cannot be one."""
@@ -256,7 +256,7 @@ class Call:
 
     def add(self, arguments: str) -> None:
         """More text of the JSON object that the arguments are."""
-        self._has_arguments = True
+        self.has_arguments = True
         if self.name is None:
             self._held.append(arguments)
         elif arguments:
@@ -266,7 +266,7 @@ class Call:
         """It is complete. Malformed if it has no name."""
         if self.name is None:
             raise Malformed
-        if not self._has_arguments:
+        if not self.has_arguments:
             self.add("{}")
         self._stream.parts.append(ToolCallEnd(self.index))
         self._stream.call_is_over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class ToolSchemas:
                 self._parameters[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parameters
+        return isinstance(name, str) and name in self._parameters
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
@@ -88,10 +89,23 @@ def json_of(text: str) -> str:
         return {"True": "true", "False": "false", "None": "null"}[bare]
     if bare.startswith(_LITERALS):
         try:
-            return json.dumps(json.loads(bare), ensure_ascii=False)
+            return strict_json(json.loads(bare))
         except (ValueError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)
+
+
+def strict_json(value: Any) -> str:
+    """The JSON of a value that `json.loads` gave, as every reader takes it: halves of surrogate pairs become
+    U+FFFD. ValueError for numbers that no double holds, for which Python has words of its own."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def is_double(number: str) -> bool:
+    """Whether a number is one for readers of JSON that have doubles only, and for Python, which reads no more
+    than some thousand digits."""
+    return math.isfinite(float(number))
 
 
 def escaped(text: str) -> str:

@@ -7,23 +7,22 @@ other tests of the kernels run at these levels.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from kukri.runtime.cpu.kernels.matmul.unpack import CODES
+from kukri.tests.script_modules import SCRIPTS, load_script
 
 # In one process, which compiles all kernels first.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("neon")]
-SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
+SCRIPT = SCRIPTS / "arm64_assembly.py"
 
 # They would take another minute. The formats' unpacking is in EMBEDS too, and their products are those of
 # formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
@@ -84,12 +83,9 @@ def matrix_products(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Any:
     """scripts/arm64_assembly.py, to read assembly with."""
-    spec: Any = importlib.util.spec_from_file_location("arm64_assembly", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT.name)
 
 
 def lines(text: str, mnemonic: str) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,11 +36,10 @@ from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.reference.recurrent import causal_conv as expected_conv
 from kukri.runtime.reference.recurrent import delta_rule as expected_delta
 from kukri.runtime.reference.recurrent import state_scan as expected_scan
+from kukri.tests.script_modules import load_script
 
 from ..simulator import run
 from ..stand_in import StandInDevice, StandInKernels
-
-SCRIPT = Path(__file__).resolve().parents[4] / "scripts/cuda_bench/recurrent.py"
 
 SEQUENCE = np.array([1], np.int32)  # of three, so that the others' states must stay as they are
 STEPS = [(1,), (2, 1), (3,), (4,), (5, 4), (15,), (16, 1), (17, 3)]
@@ -249,12 +246,7 @@ def test_state_scan_full():
 
 @cache
 def script():
-    spec = importlib.util.spec_from_file_location("cuda_recurrent", SCRIPT)
-    assert spec
-    assert spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return load_script("cuda_bench/recurrent.py")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from kukri.tokenizer.chat.output.formats import PLAIN, output_format
@@ -163,6 +164,64 @@ def test_parts_of_a_dropped_call_are_told():
     parts = read(parser_of(GOLDENS["hermes"]), ['<tool_call>{"name": "get_time", "arguments": {"a": }}'])
     kinds = list(dict.fromkeys(type(part) for part in parts))
     assert kinds == [ToolCallStart, ToolCallDelta, ToolCallDropped, Text]
+
+
+# What models write as a value, and what it is to every reader of JSON; None: a call with it counts for
+# nothing.
+ODD_VALUES: dict[str, Any] = {
+    r'"a \ud83d\ude00"': "a \U0001f600",
+    r'"half \ud83d"': "half \ufffd",
+    r'"half \udc00\ud83d."': "half \ufffd\ufffd.",
+    "1e-999": 0.0,
+    "1e999": None,
+    "-1e999": None,
+    "NaN": None,
+    "-Infinity": None,
+    "[1e400]": None,
+    "1" * 5_000: None,
+}
+CALLS_OF_ONE_VALUE = {
+    "hermes": '<tool_call>\n{"name": "write_file", "arguments": {"content": VALUE}}\n</tool_call>',
+    "arguments in a string": '<tool_call>{"name": "write_file", "arguments": TEXT}</tool_call>',
+    "lfm2": "<|tool_call_start|>[write_file(content=VALUE)]<|tool_call_end|>",
+    # What is not JSON there is a text.
+    "qwen3-coder": "<tool_call><function=write_file><parameter=n>VALUE</parameter></function></tool_call>",
+    "gemma 4": "<|tool_call>call:write_file{content:VALUE}<tool_call|>",
+}
+QUOTED = ("hermes", "arguments in a string", "lfm2")
+
+
+@pytest.mark.parametrize("written", ODD_VALUES, ids=lambda written: written[:16])
+@pytest.mark.parametrize("family", CALLS_OF_ONE_VALUE)
+def test_arguments_are_json_to_every_reader(family: str, written: str):
+    text = json.dumps(f'{{"content": {written}}}')
+    answer = CALLS_OF_ONE_VALUE[family].replace("VALUE", written).replace("TEXT", text)
+    marks = answer[: answer.index(">") + 1] + "<function="
+    for size in (1, 4, 1 << 20):
+        parts = read(parser_of(Golden(marks, "")), in_pieces(answer, size))
+        assert any(isinstance(part, ToolCallStart) for part in parts)
+        ended = any(isinstance(part, ToolCallEnd) for part in parts)
+        if family in QUOTED:
+            assert ended == (ODD_VALUES[written] is not None)
+        if ended:
+            arguments = "".join(part.arguments for part in parts if isinstance(part, ToolCallDelta))
+            (value,) = msgspec.json.decode(arguments.encode()).values()
+            assert value == ODD_VALUES[written] or family not in QUOTED
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "get_time", "arguments": {}, "parameters": {}}',
+        '{"name": ["get_time"], "arguments": {}}',
+        '{"function": ' * 2_000,
+    ],
+)
+@pytest.mark.parametrize("marks", ["<tool_call>", "<|python_tag|>"])
+def test_what_is_no_call_is_text(marks: str, call: str):
+    parts = read(parser_of(Golden(marks, "")), in_pieces(marks + call, 7))
+    assert not any(isinstance(part, ToolCallEnd) for part in parts)
+    assert call[:8] in "".join(part.text for part in parts if isinstance(part, Text))
 
 
 def test_ids_of_mistral_are_of_the_length_that_its_template_wants():

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ..stream import Malformed, Steps, Stream
 from ..tools import escaped
-from .json_calls import DEEPEST, Give
+from .json_calls import DEEPEST, Give, is_number
 from .python_calls import python_calls
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
@@ -26,7 +26,6 @@ _QUOTES = ('<|"|>', "<escape>")
 _NAME = re.compile(r"[\w.\-]*")
 _KEY = re.compile(r"[^:{}\[\],<\n]*")
 _SCALAR = re.compile(r"[^,{}\[\]<\n]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 def gemma_call(stream: Stream) -> Steps[None]:
@@ -107,7 +106,7 @@ def _value(stream: Stream, give: Give, depth: int) -> Steps[None]:
         scalar = (yield from stream.match(_SCALAR, longest=1 << 16)).strip()
         if not scalar or (yield from stream.peek()) == "":
             raise Malformed
-        plain = scalar in ("true", "false", "null") or _NUMBER.fullmatch(scalar)
+        plain = scalar in ("true", "false", "null") or is_number(scalar)
         give(scalar if plain else json.dumps(scalar.strip('"'), ensure_ascii=False))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from ..stream import Call, Malformed, Steps, Stream
-from ..tools import escaped
+from ..tools import escaped, is_double, strict_json
 
 NAMES = ("name", "tool_name", "function_name")
 ARGUMENTS = ("arguments", "parameters", "args", "params")
@@ -18,12 +18,21 @@ _SEPARATORS = ("", ";", "; ", ";\n", ",", ", ", ",\n")  # between two calls
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_FOUR_DIGITS = re.compile(r"[0-9a-fA-F]{4}")
+_SURROGATE = re.compile(r"[dD][89a-fA-F][0-9a-fA-F]{2}")
+_HIGH = re.compile(r"[dD][89abAB][0-9a-fA-F]{2}")
+_LOW_ESCAPE = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 Give = Callable[[str], Any]
 
 
 def _ignore(text: str) -> None:
     """For values that nobody wants."""
+
+
+def is_number(scalar: str) -> bool:
+    """Whether a text is a number of JSON, and no larger than a double."""
+    return bool(_NUMBER.fullmatch(scalar)) and is_double(scalar)
 
 
 def json_value(stream: Stream, give: Give, depth: int = 0) -> Steps[None]:
@@ -41,7 +50,7 @@ def json_value(stream: Stream, give: Give, depth: int = 0) -> Steps[None]:
         yield from _items(stream, give, opening, depth)
     else:
         scalar = yield from stream.match(_SCALAR)
-        if scalar not in ("true", "false", "null") and not _NUMBER.fullmatch(scalar):
+        if scalar not in ("true", "false", "null") and not is_number(scalar):
             raise Malformed
         give(scalar)
 
@@ -98,14 +107,22 @@ def _escape(stream: Stream, give: Give) -> Steps[None]:
         if not (yield from stream.need(4)):
             raise Malformed
         digits = stream.take(4)
-        if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
+        if not _FOUR_DIGITS.fullmatch(digits):
             raise Malformed
-        escape += digits
+        escape = (yield from whole_pair(stream, digits)) or r"\ufffd"
     elif escape[1] == "'":  # no escape of JSON's, and a common slip
         escape = "'"
     elif escape[1] not in '"\\/bfnrt':
         raise Malformed
     give(escape)
+
+
+def whole_pair(stream: Stream, digits: str) -> Steps[str]:
+    """The escape of the UTF-16 unit `digits`, which is read, with the second one of a pair, which is read as
+    well; "" for half a pair."""
+    if _HIGH.fullmatch(digits) and (yield from stream.need(6)) and _LOW_ESCAPE.fullmatch(stream.ahead(6)):
+        return rf"\u{digits}{stream.take(6)}"
+    return "" if _SURROGATE.fullmatch(digits) else rf"\u{digits}"
 
 
 def json_text(stream: Stream) -> Steps[Any]:
@@ -122,16 +139,16 @@ def json_arguments(stream: Stream, call: Call) -> Steps[None]:
         yield from json_value(stream, call.add)
         return
     value = yield from json_text(stream)
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, str):
             value = json.loads(value) if value.strip() else {}
-        except (ValueError, RecursionError):
-            raise Malformed from None
-    if value is None:
-        value = {}
-    if not isinstance(value, dict):
-        raise Malformed
-    call.add(json.dumps(value, ensure_ascii=False))
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise Malformed
+        call.add(strict_json(value))
+    except (ValueError, RecursionError):
+        raise Malformed from None
 
 
 def json_call(stream: Stream, known_only: bool = False) -> Steps[None]:
@@ -144,7 +161,8 @@ def json_call(stream: Stream, known_only: bool = False) -> Steps[None]:
     call.end()
 
 
-def _fields(stream: Stream, call: Call, known_only: bool) -> Steps[None]:
+def _fields(stream: Stream, call: Call, known_only: bool, within: bool = False) -> Steps[None]:
+    """The members of a call's object, or of the one `within` it that stands under "function"."""
     yield from stream.space()
     yield from stream.expect("{")
     while True:
@@ -159,9 +177,11 @@ def _fields(stream: Stream, call: Call, known_only: bool) -> Steps[None]:
             if known_only and name not in stream.tools:
                 raise Malformed
             call.named(name)
-        elif key == "function" and value == "{":
-            yield from _fields(stream, call, known_only)
+        elif key == "function" and value == "{" and not within:
+            yield from _fields(stream, call, known_only, within=True)
         elif key in ARGUMENTS:
+            if call.has_arguments:
+                raise Malformed
             yield from json_arguments(stream, call)
         elif known_only and key not in KNOWN:
             raise Malformed

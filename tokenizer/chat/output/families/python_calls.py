@@ -10,8 +10,8 @@ import json
 import re
 
 from ..stream import Call, Malformed, Steps, Stream
-from ..tools import escaped
-from .json_calls import DEEPEST, Give
+from ..tools import escaped, is_double
+from .json_calls import DEEPEST, Give, whole_pair
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _KEY = re.compile(r"[A-Za-z_]\w*")
@@ -121,7 +121,7 @@ def python_value(stream: Stream, give: Give, depth: int = 0) -> Steps[None]:
         scalar = yield from stream.match(_SCALAR)
         if scalar in _CONSTANTS:
             give(_CONSTANTS[scalar])
-        elif _NUMBER.fullmatch(scalar):
+        elif _NUMBER.fullmatch(scalar) and is_double(scalar):
             number = float(scalar) if re.search(r"[.eE]", scalar) else int(scalar)
             give(json.dumps(number))
         else:
@@ -182,6 +182,15 @@ def _escape(stream: Stream, give: Give) -> Steps[None]:
         digits = stream.take(_HEX[kind])
         if not re.fullmatch(r"[0-9a-fA-F]+", digits) or int(digits, 16) > 0x10FFFF:
             raise Malformed
-        give(escaped(chr(int(digits, 16))))
+        give((yield from _character(stream, digits)))
     else:  # Python leaves a backslash that escapes nothing where it is
         give(escaped(_ESCAPES.get(kind, kind if kind in "\\'\"" else escape)))
+
+
+def _character(stream: Stream, digits: str) -> Steps[str]:
+    """A character by its number, in hexadecimal, as it stands in a JSON string. A second escape that makes a
+    pair of surrogates with it is read, which is none to Python, but to those who write it."""
+    code = int(digits, 16)
+    if not 0xD800 <= code <= 0xDFFF:
+        return escaped(chr(code))
+    return (yield from whole_pair(stream, f"{code:04x}")) or "\ufffd"

@@ -1,7 +1,12 @@
-"""Copies between GPU memory and pinned host memory by a kernel, which starts sooner than a driver copy."""
+"""Copies between GPU memory and host memory: of rows, and of words by a kernel, which starts sooner."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
+from .abi.arguments import Region
 from .compile.kernel import Kernels, kernel, pack_arguments
 from .driver.launch import Launch
 from .kernels.common import mapped
@@ -14,3 +19,12 @@ def copy_words(kernels: Kernels, source: int, out: int, n_bytes: int) -> Launch:
     n = n_bytes // 4
     function, arguments = kernels.function(what), pack_arguments(source, out, n)
     return Launch(what.name, function, (-(-n // 256), 1, 1), what.threads, 0, arguments, early)
+
+
+def copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
+    """Copy between the rows of a region and of an array [rows, width]: in one call if both are contiguous."""
+    if rows.flags.c_contiguous and region.stride == rows.strides[0]:
+        copy(region.address, rows)
+        return
+    for i, row in enumerate(rows):
+        copy(region.address + i * region.stride, row)

@@ -16,8 +16,8 @@ from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention, dense, norm
 from kukri.runtime.reference.machine import ReferenceMachine
 
+from ..programs import program, run
 from .test_key_offsets import biased
-from .test_machine import program, run
 
 RNG = np.random.default_rng(5)
 SIZES = np.exp(RNG.uniform(-2, 4, 64)).astype(np.float32)  # of what the keys of two heads have
@@ -94,6 +94,23 @@ def test_none_where_nothing_is_known():
     for op in whole.ops:
         added += [ops.Add(op.k, op.k), op] if isinstance(op, ops.Attend) else [op]
     assert key_balance(replace(whole, ops=tuple(added)), {}) == {}
+
+
+@pytest.mark.parametrize("of", ["q", "k"])
+def test_heads_of_zeros_have_finite_factors(of):
+    """A norm whose weights are all 0, and what comes behind it: every key has the same score, and no NaN."""
+    whole = with_norms(program(1), SIZES, groups=1)
+    zeros = [
+        replace(op, weight=0 * op.weight) if isinstance(op, ops.RMSNorm) and op.x.name == of else op
+        for op in whole.ops
+    ]
+    flow: list[ops.Op] = []
+    for op in zeros:
+        twice = of == "k" and isinstance(op, ops.RMSNorm) and op.x.name == "k"
+        flow += [op, replace(op, weight=SIZES)] if twice else [op]
+    factors = key_balance(replace(whole, ops=tuple(flow)), {})
+    assert factors.keys() == {0, 1}
+    assert all(np.isfinite(each).all() and each.all() for each in factors.values())
 
 
 def test_keys_whose_bias_stays(monkeypatch):

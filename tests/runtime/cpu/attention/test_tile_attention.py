@@ -23,7 +23,7 @@ from .test_cache_rounding import MAINLY_MIXED, cached, error, random_cache, with
 if LEVEL != "plain16" and (LANES != 16 or not cpu_features().get("avx512bf16")):
     pytest.skip("needs AVX-512 BF16, or level plain16", allow_module_level=True)
 
-from .simd.tile_unit import ATTENTIONS
+from ..simd.tile_unit import ATTENTIONS
 
 UNITS = {"memory": ATTENTIONS} | ({"AMX": TILE_ATTENTIONS} if matrix_tiles.usable_tiles() else {})
 # What bfloat16 adds to the relative RMS error of the output: values split in two, or rounded.

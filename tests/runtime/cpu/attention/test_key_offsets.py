@@ -10,13 +10,14 @@ import pytest
 from kukri.runtime import ops
 from kukri.runtime.cpu import key_offsets as module
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES, rotated
+from kukri.runtime.cpu.key_balance import key_balance
 from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
 from kukri.runtime.cpu.machine import CpuMachine, cache_type
 from kukri.runtime.engine.cache import Batch
 from kukri.runtime.reference import attention
 from kukri.runtime.reference.machine import ReferenceMachine
 
-from .test_machine import batches_of_sequences, program, run
+from ..programs import batches_of_sequences, program, run
 
 
 def biased(whole: ops.Program, bias: np.ndarray, **changes) -> ops.Program:
@@ -43,6 +44,22 @@ def test_the_mean_of_the_bias_behind_rope(monkeypatch, interleaved):
     assert biased_layers(whole) == offsets.keys() == {0, 1}
     for offset in offsets.values():
         np.testing.assert_allclose(offset, keys["k"].mean(axis=0).reshape(2, 32), atol=1e-5)
+
+
+def test_biases_of_adapters_count():
+    """A product beside that of the keys, with a bias of its own (`lora_bias`): as if there were one."""
+    one, other = np.random.default_rng(4).normal(size=(2, 64)).astype(np.float32) * 5
+    flow: list[ops.Op] = []
+    for op in biased(program(1), one).ops:
+        keys = isinstance(op, ops.MatMul) and op.out.name == "k"
+        flow += [op, replace(op, bias=other, accumulate=True)] if keys else [op]
+    apart, together = replace(program(1), ops=tuple(flow)), biased(program(1), one + other)
+    offsets, wanted = key_offsets(apart), key_offsets(together)
+    factors, balance = key_balance(apart, offsets), key_balance(together, wanted)
+    assert offsets.keys() == factors.keys() == {0, 1}
+    for layer in offsets:
+        np.testing.assert_allclose(offsets[layer], wanted[layer], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(factors[layer], balance[layer], rtol=0.1)
 
 
 def test_none_where_scores_must_not_shift():
@@ -101,3 +118,26 @@ def test_which_caches_are_rotated():
     }
     layouts = [CpuMachine(program(1, "Q8_0"), 4, kv_type=kind).page_layout for kind in ("q8_0", "f16/q8_0")]
     assert [" rotated" in layouts[0], " values rotated" in layouts[1]] == [True, True]
+
+
+def test_pages_of_other_offsets_or_factors_are_of_another_layout():
+    """As of another version of kukri. Offsets count where there are no factors, too."""
+
+    def layout(kind: str, by: float, weight: float) -> str:
+        plain = biased(program(1), np.full(64, by, np.float32))
+        flow = [
+            replace(op, bias=None) if isinstance(op, ops.MatMul) and op.out.name == "q" else op
+            for op in plain.ops
+            if not (isinstance(op, ops.RMSNorm) and op.x.name == "q")
+        ]
+        norm = ops.RMSNorm(flow[2].out, flow[2].out, np.linspace(1, weight, 32, dtype=np.float32), 1e-6, 6)
+        whole = replace(plain, ops=(*flow[:3], norm, *flow[3:]) if weight else tuple(flow))
+        machine = CpuMachine(whole, 4, kv_type=kind, threads=1)
+        found = machine.page_layout
+        machine.close()
+        return found
+
+    changed = [layout("q8_0", by, weight) for by in (1, 2) for weight in (0, 5, 6)]
+    assert len(set(changed)) == 6
+    assert layout("q8_0", 1, 0) == changed[0]
+    assert layout("f16", 1, 0) == layout("f16", 2, 5)
