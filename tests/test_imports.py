@@ -107,7 +107,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
-    "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.cpu runtime.cpu.abi runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights runtime.cpu runtime.cuda runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",

@@ -26,7 +26,7 @@ from ...quant.safe_files import NewFile
 from ...quant.units import human_bytes
 from .simd.panels import panel_row_bytes, repack, repacked_bytes
 
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64  # bytes
 SPARE_BYTES = 1 << 30  # that writing leaves free on the disk
 CHECKED = 256  # matrices that are compared with the model's file, at most

@@ -76,9 +76,10 @@ def _moments(program: ops.Program, makers: Sequence[tuple[int, ops.Op]], heads: 
     """Those of a buffer that `writers` makes; None if they say too little."""
     moments = None
     for index, op in reversed(makers):
-        if isinstance(op, ops.MatMul):
-            if not op.accumulate:
-                moments = _of_product(program, index, op, heads)
+        if isinstance(op, ops.MatMul) and op.accumulate:  # of an adapter
+            moments = _shifted(moments, op) if moments and op.bias is not None else moments
+        elif isinstance(op, ops.MatMul):
+            moments = _of_product(program, index, op, heads)
         elif isinstance(op, ops.ScaleQueries) and moments:
             continue
         elif isinstance(op, ops.RMSNorm) and moments:
@@ -104,6 +105,12 @@ def _of_product(program: ops.Program, at: int, op: ops.MatMul, heads: int) -> _M
     square = np.mean(np.sum((op.weight.rows(index) * gains) ** 2, axis=1))
     bias = op.bias.astype(np.float64).reshape(heads, -1)
     return _Moments(bias, bias**2 + square)
+
+
+def _shifted(of: _Moments, op: ops.MatMul) -> _Moments:
+    """Those behind a product that is added, as if it were its bias alone."""
+    by = np.asarray(op.bias, np.float64).reshape(of.mean.shape)
+    return _Moments(of.mean + by, of.square + 2 * of.mean * by + by**2)
 
 
 def _normed(op: ops.RMSNorm, of: _Moments) -> _Moments:

@@ -80,18 +80,18 @@ def writers(program: ops.Program, at: int, x: ops.Buffer) -> Iterator[tuple[int,
 def _mean_bias(program: ops.Program, at: int, op: ops.Attend) -> np.ndarray | None:
     """float64 [kv_heads, head_dim]: the bias of the keys of an attention op, turned by RoPE, in the mean over
     positions; None if they have none, or are changed in another way."""
-    bias = None
+    biases: list[np.ndarray] = []
     ropes: list[ops.RoPE] = []
     for _, writer in writers(program, at, op.k):
         if isinstance(writer, ops.RoPE):
             ropes.append(writer)
         elif isinstance(writer, ops.MatMul):
-            bias = writer.bias
+            biases += [] if writer.bias is None else [writer.bias]  # of a product and of adapters beside it
         else:
             return None
-    if bias is None or len(ropes) > 1:
+    if not biases or len(ropes) > 1:
         return None
-    heads = bias.reshape(op.kv_heads, op.head_dim).astype(np.float64)
+    heads = np.sum(biases, axis=0, dtype=np.float64).reshape(op.kv_heads, op.head_dim)
     for rope in ropes:
         heads = mean_turned(rope, heads)
     return heads

@@ -15,12 +15,15 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
+from ....quant.jit.levels import ARM64
 from ....quant.jit.llvm_ir import (
     F32V,
     FLOAT,
+    I8V,
     I32_,
     I32V,
     I64,
+    all_lanes,
     beside,
     fetch,
     fold,
@@ -32,7 +35,7 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd.vectors import F32, I32, intrinsic
 from .cache_vectors import KEYS, STEPS, VALUES, WIDTH
-from .dot8 import keep_order
+from .dot8 import keep_order, sdot
 from .dot16 import add_products
 from .tile_sizes import GROUP, VECTOR
 
@@ -73,13 +76,14 @@ def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
     """Signature and code of the product loop; `readers` is `KEYS` or `VALUES`."""
     n_bytes, read = readers[kind.value.name]
     n_rows = rows.count
-    scalar, vector = (FLOAT, F32V) if tile.dtype == F32 else (I32_, I32V)
-    add = _add_floats if tile.dtype == F32 else add_products
+    by_digits = ARM64 and tile.dtype == I32
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         start, _, numbers, first_at, stride, iterations, first_ahead = values
         begin = [ir.Constant(I64, 0), first_at, first_ahead, *cgutils.unpack_tuple(builder, numbers, n_rows)]
         begin += cgutils.unpack_tuple(builder, start, tile.count)
+        if by_digits:
+            begin += [ir.Constant(I32V, None)] * tile.count
         before = builder.block
         loop, after = builder.append_basic_block("products"), builder.append_basic_block("products.end")
         builder.branch(loop)
@@ -89,12 +93,10 @@ def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
         vectors, next_at = read(builder, at, stride)
         for line in range(0, n_bytes, 64):
             fetch(builder, beside(builder, ahead, line), L2)
-        for step in range(STEPS):
-            for row, address in enumerate(addresses):
-                x = splat(builder, load(builder, beside(builder, address, 4 * step), scalar, 4), vector)
-                for i in range(WIDTH):
-                    j, v = WIDTH * row + i, vectors[WIDTH * step + i]
-                    total[j] = add(builder, total[j], v, x)
+        if by_digits:
+            _add_by_digits(builder, total, vectors, addresses)
+        else:
+            _add_by_steps(builder, total, vectors, addresses)
         following = beside(builder, iteration, 1)
         ends = [following, next_at, beside(builder, ahead, n_bytes)]
         ends += [beside(builder, address, 4 * STEPS) for address in addresses]
@@ -103,10 +105,45 @@ def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
             phi.add_incoming(end, loop)
         builder.cbranch(builder.icmp_signed("<", following, iterations), loop, after)
         builder.position_at_end(after)
+        if by_digits:
+            total = _sums_of_digits(builder, total)
         return cgutils.pack_array(builder, total)
 
     i64 = types.int64
     return signature(tile, tile, kind, rows, i64, i64, i64, i64), codegen
+
+
+def _add_by_steps(builder: Any, total: list, vectors: list, addresses: list) -> None:
+    """Add STEPS steps to the totals, F32 or I32: a step is a float32, or a pair of int16, of each row."""
+    floats = total[0].type == F32V
+    scalar, vector, add = (FLOAT, F32V, _add_floats) if floats else (I32_, I32V, add_products)
+    for step in range(STEPS):
+        for row, address in enumerate(addresses):
+            x = splat(builder, load(builder, beside(builder, address, 4 * step), scalar, 4), vector)
+            for i in range(WIDTH):
+                j, v = WIDTH * row + i, vectors[WIDTH * step + i]
+                total[j] = add(builder, total[j], v, x)
+
+
+def _add_by_digits(builder: Any, total: list, vectors: list, addresses: list) -> None:
+    """Add products of four numbers of each row (`dot16.digits`) to totals of low, then of high digits."""
+    of_low = len(total) // 2
+    for row, address in enumerate(addresses):
+        both = load(builder, address, ir.VectorType(I32_, 2), 4)
+        for digit in range(2):
+            x = builder.bitcast(builder.shuffle_vector(both, both, all_lanes(I32V, digit)), I8V)
+            for i in range(WIDTH):
+                j = digit * of_low + WIDTH * row + i
+                total[j] = sdot(builder, total[j], vectors[i], x)
+
+
+def _sums_of_digits(builder: Any, total: list) -> list:
+    """low + 256 · high, of totals of low, then of high digits."""
+    of_low, eight = len(total) // 2, all_lanes(I32V, 8)
+    return [
+        builder.add(low, builder.shl(high, eight))
+        for low, high in zip(total[:of_low], total[of_low:], strict=True)
+    ]
 
 
 @intrinsic
@@ -115,7 +152,8 @@ def add_key_products(
 ) -> Any:
     """tile + queries · keys: the outer products of iterations · STEPS steps, 1 iteration or more.
 
-    `rows` are the addresses of the queries, 4 bytes a step: float32 for float types, else a pair of int16.
+    `rows` are the addresses of the queries, 4 bytes a step: float32 for float types, else what
+    `dot16.store_numbers` wrote.
     Keys of cache type `kind` are read from address `at` on, rows of memory `stride` bytes apart. As many
     bytes are prefetched from `ahead` on, into the L2 cache.
     """

@@ -3,7 +3,8 @@
 `KEYS` and `VALUES` map a cache type to (bytes, read). `read(builder, at, stride)` emits the loads of one
 iteration of a product loop (STEPS steps of WIDTH vectors) and returns the vectors, step by step, and the
 address of the next iteration. `stride` is the distance in bytes from one row of memory to the next; an
-iteration reads `bytes` bytes in all. Vectors are F32 for float types, else I32 with pairs of int16.
+iteration reads `bytes` bytes in all. Vectors are F32 for float types, else I32 with pairs of int16. On arm64
+codes stay int8, and the two steps of an iteration are one: a lane has four of them (`dot16.digits`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,21 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....quant.jit.levels import LANES
-from ....quant.jit.llvm_ir import F32V, FLOAT, HALF, I64, beside, load
+from ....quant.jit.levels import ARM64, LANES
+from ....quant.jit.llvm_ir import (
+    F32V,
+    FLOAT,
+    HALF,
+    I8,
+    I8V,
+    I16,
+    I32_,
+    I64,
+    all_lanes,
+    beside,
+    load,
+    vector_of,
+)
 from .dot16 import bytes_as_pairs, nibbles_as_pairs
 
 WIDTH = 2  # vectors of a step
@@ -63,11 +77,44 @@ def _advance(builder: Any, at: Any, stride: Any, n: int) -> Any:
     return builder.add(at, builder.mul(stride, ir.Constant(I64, n)))
 
 
+def _fours(builder: Any, first: Any, second: Any) -> list:
+    """Vectors with four int8 a lane, two from `first` and two from `second`; zip1 and, for 16 bytes, zip2."""
+    pairs = ir.VectorType(I16, first.type.count // 2)
+    lanes = [i + n * pairs.count for i in range(pairs.count) for n in (0, 1)]
+    first, second = (builder.bitcast(v, pairs) for v in (first, second))
+    runs = [vector_of(ir.VectorType(I32_, 8), lanes[at : at + 8]) for at in range(0, len(lanes), 8)]
+    return [builder.bitcast(builder.shuffle_vector(first, second, run), I8V) for run in runs]
+
+
+def _signed_nibbles(builder: Any, codes: Any) -> tuple[Any, Any]:
+    """The low and the high signed nibbles of bytes, int8."""
+    four = all_lanes(codes.type, 4)
+    return builder.ashr(builder.shl(codes, four), four), builder.ashr(codes, four)
+
+
+def _bytes_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """`_bytes` for digits."""
+    rows = [load(builder, row, I8V, 1) for row in (at, builder.add(at, stride))]
+    return _fours(builder, *rows), _advance(builder, at, stride, 2)
+
+
+def _nibbles_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """`_nibbles` for digits."""
+    rows = [load(builder, row, ir.VectorType(I8, 8), 1) for row in (at, builder.add(at, stride))]
+    return list(_signed_nibbles(builder, *_fours(builder, *rows))), _advance(builder, at, stride, 2)
+
+
+def _nibble_steps_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """`_nibble_steps` for digits."""
+    nibbles = _signed_nibbles(builder, load(builder, at, I8V, 1))
+    return _fours(builder, *nibbles), _advance(builder, at, stride, 1)
+
+
 _PAIRS = STEPS * WIDTH * LANES * 2
 KEYS = {
     "F32": _floats(False),
     "F16": _floats(True),
-    "Q8_0": (_PAIRS, _bytes),
-    "Q4_0": (_PAIRS // 2, _nibble_steps),
+    "Q8_0": (_PAIRS, _bytes_by_fours if ARM64 else _bytes),
+    "Q4_0": (_PAIRS // 2, _nibble_steps_by_fours if ARM64 else _nibble_steps),
 }
-VALUES = KEYS | {"Q4_0": (_PAIRS // 2, _nibbles)}
+VALUES = KEYS | {"Q4_0": (_PAIRS // 2, _nibbles_by_fours if ARM64 else _nibbles)}

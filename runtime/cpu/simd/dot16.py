@@ -8,8 +8,12 @@ level                  acc + a₀·b₀ + a₁·b₁
 =====================  =================================
 avx512vnni, avxvnni    vpdpwssd
 avx512, avx2           vpmaddwd + vpaddd
-i8mm, neon, plain      widening multiplications, additions
+plain                  widening multiplications, additions
 =====================  =================================
+
+On arm64 (levels `i8mm` and `neon`) that would be two multiplications, two shuffles and two additions. There a
+number that meets codes, of a query or a softmax numerator, is written as two int8 digits, 256 · high + low,
+and sdot multiplies four of either digit with four int8 codes a lane: the same integers, and nothing to widen.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ....quant.jit.levels import AVX_WITHOUT_VNNI, LANES, LEVEL
+from ....quant.jit.levels import ARM64, AVX_WITHOUT_VNNI, LANES, LEVEL
 from ....quant.jit.llvm_ir import (
     F32V,
     FLOAT,
@@ -41,6 +45,8 @@ from ....quant.jit.llvm_ir import (
 from ....quant.jit.simd.vectors import F32, I32, instruction
 
 _WIDE = ir.VectorType(I32_, 2 * LANES)
+# The largest int16 that products take: on arm64, of which both digits are int8.
+LARGEST = 127 * 256 + 127 if ARM64 else 32767
 
 
 # --- LLVM IR builders, for intrinsics --------------------------------------------------------------------
@@ -73,6 +79,19 @@ def nibbles_as_pairs(builder: Any, address: Any) -> list:
     four, twelve = all_lanes(I16V, 4), all_lanes(I16V, 12)
     low = builder.ashr(builder.shl(wide, twelve), twelve)
     return [builder.bitcast(v, I32V) for v in (low, builder.ashr(wide, four))]
+
+
+def digits(builder: Any, numbers: Any) -> Any:
+    """A vector of int16 up to LARGEST as int8 digits: the low ones of four numbers, then their high ones.
+
+    Adding 128 carries what a signed low digit lacks into the high one, and the other way round.
+    """
+    half = all_lanes(numbers.type, 128)
+    n_bytes = 2 * numbers.type.count
+    kind = ir.VectorType(I8, n_bytes)
+    split = builder.bitcast(builder.xor(builder.add(numbers, half), half), kind)
+    order = [8 * four + 2 * i + high for four in range(n_bytes // 8) for high in (0, 1) for i in range(4)]
+    return builder.shuffle_vector(split, split, vector_of(ir.VectorType(I32_, n_bytes), order))
 
 
 def even_odd(builder: Any, codes: Any) -> list:
@@ -121,9 +140,16 @@ def load_i64(builder: Any, address: Any) -> Any:
 
 
 @instruction(types.none, types.int64, I32)
-def storev_i16(builder: Any, address: Any, value: Any) -> None:
-    """Write the low int16 of each lane: int16 [LANES]."""
-    store(builder, builder.trunc(value, ir.VectorType(I16, LANES)), address, 2)
+def store_numbers(builder: Any, address: Any, value: Any) -> None:
+    """Write the low int16 of each lane for products with codes: int16 [LANES], on arm64 their `digits`."""
+    numbers = builder.trunc(value, ir.VectorType(I16, LANES))
+    store(builder, digits(builder, numbers) if ARM64 else numbers, address, 2)
+
+
+@instruction(types.none, types.int64, I32)
+def store_pairs(builder: Any, address: Any, value: Any) -> None:
+    """Write the pairs of int16 of all lanes for products with codes: int16 [LANES, 2], on arm64 `digits`."""
+    store(builder, digits(builder, builder.bitcast(value, I16V)) if ARM64 else value, address, 4)
 
 
 @instruction(types.float32, F32)

@@ -109,9 +109,14 @@ def _add_vnni(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
     return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", I32V, *arguments)
 
 
+def sdot(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + 4 products a lane of signed bytes, on arm64."""
+    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, total, a, b)
+
+
 def _add_neon(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
     """sdot takes signed bytes; unsigned codes are at most 127."""
-    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, total, word, x)
+    return sdot(builder, total, word, x)
 
 
 def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:

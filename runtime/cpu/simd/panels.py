@@ -1,14 +1,16 @@
 """Row-interleaved weights: the layout of weight matrices that the CPU kernels read.
 
 `lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of
-1-, 2- or 4-byte elements; a panel stores plane after plane, in each of them block after block, element
-after element, and for each element the `lanes` rows side by side::
+1-, 2- or 4-byte elements; a panel stores block after block, in each of them plane after plane, element after
+element, and for each element the `lanes` rows side by side::
 
-    panel[plane][block][element][row]
+    panel[block][plane][element][row]
 
-so that one vector load brings the same element of every row. Codes and scales keep their bits, so that
-nothing is lost, and the matrix keeps its size except for rows of zeros that fill up the last panel, and for
-the factors of NVFP4, which follow the planes.
+so that one vector load brings the same element of every row. Products read a panel from its beginning to its
+end, which is what the prefetchers of processors learn: with planes of whole panels, scales far from their
+codes, one core of a Zen 4 read at half of that speed (docs/performance.md). Codes and scales keep their bits,
+so that nothing is lost, and the matrix keeps its size except for rows of zeros that fill up the last panel,
+and for the factors of NVFP4, which follow the blocks.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ PLANES: dict[str, tuple[Plane, ...]] = {
     "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
     "NVFP4": (Plane(0, 1, 4), Plane(4, 4, 8)),  # d, qs
 }
-# Formats whose panels have a float32 for each row behind the planes: `stored_factor` of the matrix.
+# Formats whose panels have a float32 for each row behind the blocks: `stored_factor` of the matrix.
 WITH_FACTOR = frozenset({"NVFP4"})
 
 # The scales of NVFP4 in panels, by those in the file: 3 bits of mantissa, 5 of an exponent with bias 10, so
@@ -122,7 +124,8 @@ def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.nda
         last[: rows - whole * lanes] = data[whole * lanes :]
         _gather(GATHER_ROWS.compiled.ctypes, tensor.format, last, lanes, out[whole:])
     if tensor.format.name in WITH_FACTOR:
-        scales = out[:, : lanes * row_bytes // NVFP4_BLOCK.itemsize * 4]
+        blocks = out[:, : lanes * row_bytes].reshape(len(out), -1, lanes * NVFP4_BLOCK.itemsize)
+        scales = blocks[:, :, : 4 * lanes]
         scales[:] = NORMAL_SCALES[scales]
         out[:, lanes * row_bytes :].view(np.float32)[:] = stored_factor(tensor)
     return out

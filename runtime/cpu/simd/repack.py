@@ -54,49 +54,44 @@ def _copy(bits: int) -> Any:
 
 
 def _gather_small_plane(size: int) -> Any:
-    """A function that gathers a plane with fewer than four elements a block, of `size` bytes each."""
+    """A function that gathers a block's plane with fewer than four elements, of `size` bytes each."""
     copy = _copy(8 * size)
 
     @jit
-    def gather_small_plane(a: Any, plane: Any, rows: int, target: int) -> None:
+    def gather_small_plane(a: Any, plane: Any, source: int, target: int) -> None:
         row_bytes = a.row_bytes
-        for block in range(a.n_blocks):
-            source = rows + block * a.type_size + plane.offset
-            for _ in range(plane.count):
-                for row in range(0, a.lanes, 4):
-                    from_ = source + row * row_bytes
-                    copy(from_, target)
-                    copy(from_ + row_bytes, target + size)
-                    copy(from_ + 2 * row_bytes, target + 2 * size)
-                    copy(from_ + 3 * row_bytes, target + 3 * size)
-                    target += 4 * size
-                source += size
+        for _ in range(plane.count):
+            for row in range(0, a.lanes, 4):
+                from_ = source + row * row_bytes
+                copy(from_, target)
+                copy(from_ + row_bytes, target + size)
+                copy(from_ + 2 * row_bytes, target + 2 * size)
+                copy(from_ + 3 * row_bytes, target + 3 * size)
+                target += 4 * size
+            source += size
 
     return gather_small_plane
 
 
 def _gather_large_plane(size: int) -> Any:
-    """A function that gathers a plane with four or more elements a block, of `size` bytes each."""
+    """A function that gathers a block's plane with four or more elements, of `size` bytes each; of the next
+    panel it prefetches as many bytes from address `ahead` on."""
     transpose, copy = _transpose(8 * size), _copy(8 * size)
 
     @jit
-    def gather_large_plane(a: Any, plane: Any, rows: int, target: int) -> None:
+    def gather_large_plane(a: Any, plane: Any, source: int, target: int, ahead: int) -> None:
         row_bytes, stride, whole = a.row_bytes, a.lanes * size, plane.count // 4 * 4
-        next_panel = rows + a.lanes * row_bytes
-        for block in range(a.n_blocks):
-            source = rows + block * a.type_size + plane.offset
-            for start in range(0, whole, CHUNK):
-                end = min(start + CHUNK, whole)
-                for line in range(start * stride, end * stride, 64):
-                    prefetch(next_panel + block * a.lanes * a.type_size + line)
-                for row in range(0, a.lanes, 4):
-                    from_, to = source + row * row_bytes, target + row * size
-                    for i in range(start, end, 4):
-                        transpose(from_ + i * size, row_bytes, to + i * stride, stride)
-            for i in range(whole, plane.count):
-                for row in range(a.lanes):
-                    copy(source + row * row_bytes + i * size, target + i * stride + row * size)
-            target += plane.count * stride
+        for start in range(0, whole, CHUNK):
+            end = min(start + CHUNK, whole)
+            for line in range(start * stride, end * stride, 64):
+                prefetch(ahead + line)
+            for row in range(0, a.lanes, 4):
+                from_, to = source + row * row_bytes, target + row * size
+                for i in range(start, end, 4):
+                    transpose(from_ + i * size, row_bytes, to + i * stride, stride)
+        for i in range(whole, plane.count):
+            for row in range(a.lanes):
+                copy(source + row * row_bytes + i * size, target + i * stride + row * size)
 
     return gather_large_plane
 
@@ -126,23 +121,26 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
     for panel in range(a.n_panels):
         rows = a.data + panel * a.lanes * a.row_bytes
         target = a.out + panel * a.panel_bytes
-        for i in range(a.n_planes):
-            plane = planes[i]
-            small = plane.count < 4
-            if plane.size == 4:
-                if small:
-                    _small_4(a, plane, rows, target)
+        for block in range(a.n_blocks):
+            ahead = rows + a.lanes * (a.row_bytes + block * a.type_size)
+            for i in range(a.n_planes):
+                plane = planes[i]
+                source = rows + block * a.type_size + plane.offset
+                small = plane.count < 4
+                if plane.size == 4:
+                    if small:
+                        _small_4(a, plane, source, target)
+                    else:
+                        _large_4(a, plane, source, target, ahead)
+                elif plane.size == 1:
+                    _small_1(a, plane, source, target)
+                elif small:
+                    _small_2(a, plane, source, target)
                 else:
-                    _large_4(a, plane, rows, target)
-            elif plane.size == 1:
-                _small_1(a, plane, rows, target)
-            elif small:
-                _small_2(a, plane, rows, target)
-            else:
-                _large_2(a, plane, rows, target)
-            n_elements = a.n_blocks * plane.count * a.lanes
-            if plane.regroup:
-                words = carray(as_pointer(target), n_elements, np.uint32)
-                for k in range(n_elements):
-                    words[k] = _regrouped(words[k])
-            target += n_elements * plane.size
+                    _large_2(a, plane, source, target, ahead)
+                n_elements = plane.count * a.lanes
+                if plane.regroup:
+                    words = carray(as_pointer(target), n_elements, np.uint32)
+                    for k in range(n_elements):
+                        words[k] = _regrouped(words[k])
+                target += n_elements * plane.size

@@ -36,13 +36,12 @@ from ....quant.jit.llvm_ir import (
     I32V,
     all_lanes,
     beside,
-    call,
     load,
     multiply_add,
     splat,
     vector_of,
 )
-from .dot8 import Sums, broadcast4, keep_order
+from .dot8 import Sums, broadcast4, keep_order, sdot
 from .dot16 import add_products, even_odd
 from .matrix_products import first_halves, joined, smmla
 from .tile_sizes import GROUP, PANELS, TOGETHER, TOKENS, VECTOR
@@ -128,8 +127,7 @@ def _by_lanes(
                     word = vector(8 * p + start + i, I8V)
                     for t in tokens:
                         four = builder.shuffle_vector(x[t], x[t], all_lanes(I32V, i))
-                        product = (sums[p, 0, t], word, builder.bitcast(four, I8V))
-                        sums[p, 0, t] = call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, *product)
+                        sums[p, 0, t] = sdot(builder, sums[p, 0, t], word, builder.bitcast(four, I8V))
                 sums |= dict(zip(cells, keep_order(builder, [sums[c] for c in cells]), strict=True))
     return sums
 

@@ -80,6 +80,16 @@ class Terminal:
         self.expect(">>>")
         return shown
 
+    def read_while_it_lives(self, seconds: float) -> None:
+        """Read until the process has ended or hung up, for so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while self.process.isalive() and time.monotonic() < deadline:
+            if self.process.fd_ready(0.05):
+                try:
+                    self.raw += self.process.read(65536)
+                except EOFError:
+                    break
+
     def end(self) -> int:
         """Read to the end; the exit code."""
         while True:

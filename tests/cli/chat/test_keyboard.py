@@ -144,13 +144,7 @@ def test_the_modes_come_back_however_it_ends(terminals: list[Terminal], environm
             terminal.send("\x15\x04")
         else:
             terminal.process.kill(signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while terminal.process.isalive() and time.monotonic() < deadline:
-            if terminal.process.fd_ready(0.05):
-                try:
-                    terminal.raw += terminal.process.read(65536)
-                except EOFError:
-                    break
+        terminal.read_while_it_lives(20)
         after = termios.tcgetattr(terminal.process.fd)
         terminal.drain()
         assert after[:4] == before[:4], how

@@ -227,13 +227,7 @@ def test_the_terminal_is_as_it_was(environment: dict[str, str], endless: Path, h
             terminal.line("hello")
             terminal.expect(r"hello\s+\S{5}")
         terminal.process.kill(getattr(signal, how.split()[0]))
-    deadline = time.monotonic() + 10
-    while terminal.process.isalive() and time.monotonic() < deadline:
-        if terminal.process.fd_ready(0.05):
-            try:
-                terminal.raw += terminal.process.read(65536)
-            except EOFError:
-                break
+    terminal.read_while_it_lives(10)
     terminal.process.wait()
     assert terminal.process.exitstatus == {"SIGTERM": 143, "SIGHUP": 129}.get(how.split()[0], 0)
     assert b"Traceback" not in terminal.raw

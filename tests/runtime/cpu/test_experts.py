@@ -8,23 +8,18 @@ import time
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.experts import CpuExperts, program_of
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.errors import ModelClosed
 from kukri.runtime.ops import MoE
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "deepseek-v3", "nemotron-h"])
 def test_they_are_those_of_the_reference(conformance, name):
     """For one row, a few and many: decode, few rows and prefill; twice, with other rows in between."""
-    checkpoint = Checkpoint.open(conformance(name))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    _, program = open_program(conformance(name))
     mixtures = [op for op in program.ops if isinstance(op, MoE)]
     assert mixtures
     host, rng = CpuExperts(mixtures, 40, threads=2), np.random.default_rng(0)
@@ -57,9 +52,7 @@ def write(host, op, *values):
 def test_they_exchange_rows_with_another_thread(conformance, name):
     """Steps of one row and of a few: what is computed when rows come one mixture after the other is what is
     computed by each alone."""
-    checkpoint = Checkpoint.open(conformance(name))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    _, program = open_program(conformance(name))
     mixtures = [op for op in program.ops if isinstance(op, MoE)]
     host, rng, first = CpuExperts(mixtures, 40, threads=2), np.random.default_rng(0), 1
     for n in (1, 3, 17, 1):
@@ -100,9 +93,7 @@ def test_they_exchange_rows_with_another_thread(conformance, name):
 def test_rows_that_do_not_come(conformance, monkeypatch):
     """Waiting ends, and the exchanges count as answered; the next step waits again."""
     monkeypatch.setattr("kukri.runtime.cpu.experts.PATIENCE", 5000)
-    checkpoint = Checkpoint.open(conformance("mixtral"))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    _, program = open_program(conformance("mixtral"))
     host = CpuExperts([op for op in program.ops if isinstance(op, MoE)], 4, threads=2)
     assert not host.exchange(1, 1, 1)
     assert host.answered[0] == 2

@@ -18,12 +18,12 @@ from kukri.quant.recipes.recipes import RECIPES, plan
 from kukri.quant.rounding.encode import encode
 from kukri.runtime import ops
 from kukri.runtime.config.from_gguf import config_from_gguf
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.model.convert import open_convertible
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 from ...quant.checkpoint.packed_cases import stored
 from .test_moe import logits
@@ -62,9 +62,7 @@ def in_nvfp4(source: Path, folder: Path) -> Path:
 
 def test_a_checkpoint_and_its_file(conformance: Any, tmp_path: Path) -> None:
     folder = in_nvfp4(conformance("ernie4.5"), tmp_path / "model")
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    config, program = open_program(folder)
     packed = [
         op.weight for op in program.ops if isinstance(op, ops.MatMul) and op.weight.format.name == "NVFP4"
     ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.experts import CpuExperts
 from kukri.runtime.cuda.driver.errors import CudaError
 from kukri.runtime.cuda.hosted import HostedCudaMachine
@@ -15,9 +13,8 @@ from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.inspection.inspect import InspectOptions, inspect_ids
 from kukri.runtime.ops import MoE
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 from .simulator import _staged
 from .stand_in import StandInKernels, ThreadedDevice
@@ -25,9 +22,7 @@ from .stand_in import StandInKernels, ThreadedDevice
 
 @pytest.fixture(scope="module")
 def program(conformance):
-    checkpoint = Checkpoint.open(conformance("mixtral"))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    return build_program(config, Weights(config, checkpoint.tensors))
+    return open_program(conformance("mixtral"))[1]
 
 
 @pytest.fixture

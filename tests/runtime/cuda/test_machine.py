@@ -8,9 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_gguf import config_from_gguf
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cuda import step_outputs
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
@@ -29,6 +27,7 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 from kukri.tests.script_modules import load_script
 
 from .stand_in import StandInDevice, StandInKernels
@@ -161,9 +160,7 @@ def test_hidden_states_for_multi_token_prediction(hidden):
 @pytest.mark.slow
 def test_hidden_states_of_texts(embedding_model):
     """Two texts of an encoder in a step, with token types, then one of a single token."""
-    checkpoint = Checkpoint.open(embedding_model("bert"))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors), vectors=True)
+    config, program = open_program(embedding_model("bert"), vectors=True)
     device = StandInDevice()
     cuda = CudaMachine(
         program, 4, max_rows=32, max_sequences=2, device=device, kernels=StandInKernels(device)

@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 MACHINES = {"reference": ReferenceMachine, "cpu": CpuMachine}
 PAGE = {"reference": 8, "cpu": 64}  # tokens; on the CPU a page has whole groups of vectors
@@ -24,9 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
 def new_engine(folder: Path, machine: str, chunk: int = 512) -> Engine:
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    config, program = open_program(folder)
     table = PageTable(192 // PAGE[machine], page_size=PAGE[machine])
     runner = MACHINES[machine](program, table.n_pages, table.page_size)
     return Engine(runner, table, config, prefill_chunk=chunk)

@@ -8,24 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.engine.scheduling.known_states import REWIND, SAVED_STATES
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 NAMES = ["lfm2", "qwen3.5", "falcon-h1", "nemotron-h"]
 
 
 def new_engine(folder: Path, chunk: int = 512, kind: type = ReferenceMachine) -> Engine:
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    config, program = open_program(folder)
     machine = kind(program, 3)
     return Engine(machine, PageTable(3), config, prefill_chunk=chunk, states=machine.states)
 

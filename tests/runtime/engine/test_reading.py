@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import ContextExceeded
 from kukri.runtime.engine.reading import Wanted
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 RNG = np.random.default_rng(1)
 TEXTS = [RNG.integers(3, 256, n).tolist() for n in (5, 0, 1, 19, 2, 30, 7, 7, 1)]
@@ -24,10 +21,7 @@ TEXTS = [RNG.integers(3, 256, n).tolist() for n in (5, 0, 1, 19, 2, 30, 7, 7, 1)
 
 @pytest.fixture(scope="module")
 def engine_of(conformance: Callable[[str], Path]) -> Callable[..., Engine]:
-    folder = conformance("llama")
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors), vectors=True)
+    config, program = open_program(conformance("llama"), vectors=True)
 
     def make(chunk: int, pages: int = 16, sequences: int = 3) -> Engine:
         machine = ReferenceMachine(program, pages, page_size=8, max_sequences=sequences)

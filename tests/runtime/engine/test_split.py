@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
@@ -40,20 +37,13 @@ from kukri.runtime.ops import (
     StateLayer,
     StateScan,
 )
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 
 @pytest.fixture(scope="module")
 def program_of(conformance):
-    def load(name):
-        folder = conformance(name)
-        model = Checkpoint.open(folder)
-        config = config_from_hf(json.loads((folder / "config.json").read_text()), model.tensors)
-        return build_program(config, Weights(config, model.tensors))
-
-    return load
+    return lambda name: open_program(conformance(name))[1]
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.split import SplitMachine, cuts, split
 from kukri.runtime.inspection.attention import AttentionChoice
 from kukri.runtime.inspection.inspect import InspectOptions, inspect_ids
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 DATA = Path(__file__).parents[2] / "data"
 MANIFEST = json.loads((DATA / "conformance/manifest.json").read_text())
@@ -34,9 +31,7 @@ EVERYTHING = InspectOptions(lens=True, attention=AttentionChoice(), residual=Tru
 @pytest.fixture(scope="module")
 def program_of(conformance):
     def load(name):
-        model = Checkpoint.open(conformance(name))
-        config = config_from_hf(model.config, model.tensors)
-        return config, build_program(config, Weights(config, model.tensors))
+        return open_program(conformance(name))
 
     return load
 

@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.activations import ACTIVATIONS, sigmoid
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 RNG = np.random.default_rng(7)
 
@@ -359,9 +356,7 @@ def test_add_select_and_soft_cap():
 
 @pytest.fixture
 def gemma3(conformance):
-    checkpoint = Checkpoint.open(conformance("gemma3"))
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    return build_program(config, Weights(config, checkpoint.tensors))
+    return open_program(conformance("gemma3"))[1]
 
 
 def test_sequences_do_not_see_each_other(gemma3, feed):

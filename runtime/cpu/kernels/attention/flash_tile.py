@@ -30,7 +30,7 @@ from .....quant.jit.simd.arithmetic import (
 from .....quant.jit.simd.memory import loadv_f32, prefetch_far, store_f32, store_i64, storev_f32
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.dot8 import Codes
-from ...simd.dot16 import storev_i16
+from ...simd.dot16 import store_numbers
 from ..common.vector_math import constant
 from .block_unpack import unpack_keys, unpack_values
 from .kv_cache import codes_bytes, limit_of, padded_dim, pieces, query_bytes
@@ -72,7 +72,7 @@ def _choose_prepare_query(kind: Any, a: Any, h: Any, x: Any, q: Any) -> Any:
         scale = largest / np.float32(LIMIT) + lane_sum(total)  # NaN if the query has NaN or infinity
         inverse = splat_f32(np.float32(LIMIT) / largest if largest > 0 else np.float32(0.0))
         for d in range(0, padded_dim(a), LANES):
-            storev_i16(q + 2 * d, to_i32(round_even(loadv_f32(x + 4 * d) * inverse)))
+            store_numbers(q + 2 * d, to_i32(round_even(loadv_f32(x + 4 * d) * inverse)))
         return scale
 
     return floats if kind.value.name in FLOAT_BYTES else ints

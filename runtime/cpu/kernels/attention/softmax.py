@@ -6,7 +6,8 @@ rescaled (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"
 `sizes.Scratch`.
 
 For quantised values the numerators are int16, with one scale for each query, block of keys and 32
-dimensions: the scales of the values are multiplied into the numerators, which are then rounded to 15 bits.
+dimensions: the scales of the values are multiplied into the numerators, which are then rounded to 15 bits and
+written as `dot16.store_pairs` does.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from .....quant.jit.simd.arithmetic import (
     splat_f32,
     to_i32,
 )
-from .....quant.jit.simd.memory import load_f32, loadv_f16, loadv_f32, store_f32, storev_f32, storev_i32
+from .....quant.jit.simd.memory import load_f32, loadv_f16, loadv_f32, store_f32, storev_f32
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.attention_tile import spaced
 from ...simd.dot8 import Codes
-from ...simd.dot16 import first_lane, keep_lanes, load_i64
+from ...simd.dot16 import LARGEST, first_lane, keep_lanes, load_i64, store_pairs
 from ...simd.exp2 import coarse_exp2, exp2
 from ...simd.tile_sizes import GROUP
 from ..common.vector_math import constant
 from .kv_cache import limit_of, padded_dim
 
 LOWEST = np.float32(-3e38)  # initial maximum; finite, since -inf - -inf is NaN
-LIMIT = 32767.0  # the largest int16, the range of integer numerators
+LIMIT = float(LARGEST)  # the range of integer numerators
 LOG2_E = 1.4426950408889634
 
 
@@ -171,7 +172,7 @@ def _choose_exponentiate(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
                     high = to_i32(fma(odd, loadv_f32(relative + 64), half))
                     if signed:
                         low = low & 65535
-                    storev_i32(at, low | (high << 16))
+                    store_pairs(at, low | (high << 16))
                     at += 2 * KEY_BLOCK
                     relative += 4 * KEY_BLOCK
         return lane_sum(total)

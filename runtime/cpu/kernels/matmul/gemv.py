@@ -5,13 +5,15 @@ to all lanes, so that no sum crosses lanes. Block-quantised weights are multipli
 `quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
 with float32 activations. Threads partition the panels, of several products together where experts are alike
-(`pooled`), and prefetch weights AHEAD bytes before they use them, but no other thread's.
+(`pooled`), and prefetch weights AHEAD bytes before they use them, but no other thread's, or leave that to the
+processor (FOLLOWS).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from numba import types
 from numba.extending import overload
@@ -46,6 +48,10 @@ from .unpack import CODES, unpack
 # bytes ahead (docs/performance.md).
 AHEAD, early = (32768, prefetch_far) if LANES == 16 else (4096, prefetch)
 NEAR = 1024 if LANES == 16 else 0
+# Whether the processor's own prefetchers keep up with a panel of blocks of 32 or 64, which is read from one
+# end to the other: AMD's Zen reads them a fifth faster without prefetches, whatever their distance. Blocks of
+# 256 are read in several places at a time, and need prefetches there, too.
+FOLLOWS = llvm.get_host_cpu_name().startswith("znver")
 STATS_BYTES = 4 * GROUP_STATS
 
 
@@ -137,12 +143,13 @@ def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: i
     stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
     near = panel + NEAR
     for g in range(a.n_blocks * groups):
-        ahead = min(ahead, last)
-        for line in range(0, group_bytes, 64):
-            early(ahead + line)
-            if NEAR > 0:
-                prefetch(near + line)
-        ahead, near = ahead + group_bytes, near + group_bytes
+        if not FOLLOWS:
+            ahead = min(ahead, last)
+            for line in range(0, group_bytes, 64):
+                early(ahead + line)
+                if NEAR > 0:
+                    prefetch(near + line)
+            ahead, near = ahead + group_bytes, near + group_bytes
         acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
 
@@ -219,6 +226,8 @@ def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
 
 def _gemv(codes: Codes) -> EntryPoint:
     """The kernel for one format."""
+    small_blocks = 1 < FORMATS[codes.name].block_size < 256
+    at_first = 0 if FOLLOWS and small_blocks else AHEAD  # bytes of a thread's part that are asked for at once
 
     @kernel
     def gemv(arguments: int, step: int, thread: int) -> None:
@@ -239,7 +248,7 @@ def _gemv(codes: Codes) -> EntryPoint:
         weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
         end = weights + last * (a.pair_stride if a.gate else a.panel_bytes)
         start = weights + first * (a.pair_stride if a.gate else a.panel_bytes)
-        for line in range(start, min(end, start + AHEAD), 64):
+        for line in range(start, min(end, start + at_first), 64):
             early(line)
             if a.gate:
                 early(line + a.second_offset)

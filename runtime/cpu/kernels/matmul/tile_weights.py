@@ -18,11 +18,9 @@ from ...abi.sizes import FLOAT_BYTES
 from ...simd.amx import store_weights
 from ...simd.amx_operands import store_split
 from ...simd.dot8 import Codes
-from ...simd.panels import PLANES
 from ...simd.tile_sizes import GROUP
 from ..common.float_types import FLOATS, load_floats
 from .unpack import CODES, unpack
-from .unpack_words import plane_offsets
 
 TILE_KINDS = CODES | {name: FLOATS[name] for name in ("F16", "BF16")}
 
@@ -63,22 +61,12 @@ def prefetch_group(kind: Codes, a: Any, panel: int, group: int) -> None:
 def _choose_prefetch_group(kind: Any, a: Any, panel: Any, group: Any) -> Any:
     name = kind.value.name
     n_bytes = FLOAT_BYTES.get(name, 0) * LANES * GROUP
+    if not n_bytes:
+        n_bytes = LANES * FORMATS[name].type_size * GROUP // FORMATS[name].block_size
 
-    def floats(kind: Any, a: Any, panel: Any, group: Any) -> Any:
+    def lines(kind: Any, a: Any, panel: Any, group: Any) -> Any:
         at = panel + group * n_bytes
         for line in range(at, at + n_bytes, 64):
             prefetch(line)
 
-    if n_bytes:
-        return floats
-    groups = FORMATS[name].block_size // GROUP  # of a block
-    offsets = plane_offsets(name)
-    sizes = tuple(LANES * plane.n_bytes for plane in PLANES[name])  # of a block
-
-    def blocks(kind: Any, a: Any, panel: Any, group: Any) -> Any:
-        for i in range(len(sizes)):
-            at = panel + a.n_blocks * offsets[i] + group * sizes[i] // groups
-            for line in range(at, at + sizes[i] // groups, 64):
-                prefetch(line)
-
-    return blocks
+    return lines

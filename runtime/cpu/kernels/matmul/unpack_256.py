@@ -26,7 +26,7 @@ from .unpack_words import (
     six_bit_pair,
 )
 
-# Byte offsets of the planes in a panel, a block and LANES rows.
+# Byte offsets of the planes in a block of LANES rows; the last number is the size of the block.
 _Q4_K = plane_offsets("Q4_K")
 _Q5_K = plane_offsets("Q5_K")
 _Q6_K = plane_offsets("Q6_K")
@@ -37,22 +37,18 @@ _IQ4_XS = plane_offsets("IQ4_XS")
 
 def _q4_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · scale · code - dmin · minimum; 6-bit scales and minima."""
-    block, g = group >> 3, group & 7
-    scale, minimum = six_bit_pair(panel + n_blocks * _Q4_K[1] + block * (3 * VECTOR), g)
-    at = panel + block * (4 * LANES)
-    words = masked_words(
-        panel + n_blocks * _Q4_K[2] + (block * 32 + (g >> 1) * 8) * VECTOR, 4 * (g & 1), LOW4
-    )
+    at, g = panel + (group >> 3) * _Q4_K[-1], group & 7
+    scale, minimum = six_bit_pair(at + _Q4_K[1], g)
+    words = masked_words(at + _Q4_K[2] + (g >> 1) * (8 * VECTOR), 4 * (g & 1), LOW4)
     return words, loadv_f16(at) * to_f32(scale), loadv_f16(at + 2 * LANES) * to_f32(minimum)
 
 
 def _q5_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · scale · code - dmin · minimum; the fifth bits lie in a plane of their own."""
-    block, g = group >> 3, group & 7
-    scale, minimum = six_bit_pair(panel + n_blocks * _Q5_K[1] + block * (3 * VECTOR), g)
-    at = panel + block * (4 * LANES)
-    high = masked_words(panel + n_blocks * _Q5_K[2] + block * (8 * VECTOR), g, 0x01010101)
-    low = masked_words(panel + n_blocks * _Q5_K[3] + (block * 32 + (g >> 1) * 8) * VECTOR, 4 * (g & 1), LOW4)
+    at, g = panel + (group >> 3) * _Q5_K[-1], group & 7
+    scale, minimum = six_bit_pair(at + _Q5_K[1], g)
+    high = masked_words(at + _Q5_K[2], g, 0x01010101)
+    low = masked_words(at + _Q5_K[3] + (g >> 1) * (8 * VECTOR), 4 * (g & 1), LOW4)
     return (
         merge_bits(low, high, 4),
         loadv_f16(at) * to_f32(scale),
@@ -62,14 +58,14 @@ def _q5_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 def _q6_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · scale · (code - 32), an int8 scale for each 16; 4 low and 2 high bits in two planes."""
-    block, g = group >> 3, group & 7
+    at, g = panel + (group >> 3) * _Q6_K[-1], group & 7
     half, quarter = g >> 2, g & 3
-    low_at = panel + n_blocks * _Q6_K[3] + (block * 32 + half * 16 + (quarter & 1) * 8) * VECTOR
+    low_at = at + _Q6_K[3] + (half * 16 + (quarter & 1) * 8) * VECTOR
     low = masked_words(low_at, 4 * (quarter >> 1), LOW4)
-    high_at = panel + n_blocks * _Q6_K[2] + (block * 16 + half * 8) * VECTOR
+    high_at = at + _Q6_K[2] + half * (8 * VECTOR)
     w = merge_bits(low, masked_words(high_at, 2 * quarter, 0x03030303), 4)
-    scales = loadv_i32(panel + n_blocks * _Q6_K[1] + (block * 4 + (g >> 1)) * VECTOR)
-    d = loadv_f16(panel + block * (2 * LANES))
+    scales = loadv_i32(at + _Q6_K[1] + (g >> 1) * VECTOR)
+    d = loadv_f16(at)
     first = 2 * (g & 1)
     return (
         (w[0], w[1], w[2], w[3]),
@@ -89,12 +85,11 @@ def _q3_scale(at: int, index: int) -> Any:
 
 def _q3_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · (scale - 32) · (code - 4), a 6-bit scale for each 16; 2 low and 1 high bits in two planes."""
-    block, g = group >> 3, group & 7
-    low_at = panel + n_blocks * _Q3_K[3] + (block * 16 + (g >> 2) * 8) * VECTOR
-    low = masked_words(low_at, 2 * (g & 3), 0x03030303)
-    w = merge_bits(low, masked_words(panel + n_blocks * _Q3_K[2] + block * (8 * VECTOR), g, 0x01010101), 2)
-    scales = panel + n_blocks * _Q3_K[1] + block * (3 * VECTOR)
-    d = loadv_f16(panel + block * (2 * LANES))
+    at, g = panel + (group >> 3) * _Q3_K[-1], group & 7
+    low = masked_words(at + _Q3_K[3] + (g >> 2) * (8 * VECTOR), 2 * (g & 3), 0x03030303)
+    w = merge_bits(low, masked_words(at + _Q3_K[2], g, 0x01010101), 2)
+    scales = at + _Q3_K[1]
+    d = loadv_f16(at)
     return (
         (w[0], w[1], w[2], w[3]),
         (w[4], w[5], w[6], w[7]),
@@ -105,12 +100,10 @@ def _q3_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 def _q2_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · scale · code - dmin · minimum, 4-bit scale and minimum for each 16."""
-    block, g = group >> 3, group & 7
-    at = panel + n_blocks * _Q2_K[2] + (block * 16 + (g >> 2) * 8) * VECTOR
-    w = masked_words(at, 2 * (g & 3), 0x03030303)
-    pair = loadv_i32(panel + n_blocks * _Q2_K[1] + (block * 4 + (g >> 1)) * VECTOR) >> (16 * (g & 1))
-    d = loadv_f16(panel + block * (4 * LANES))
-    dmin = loadv_f16(panel + block * (4 * LANES) + 2 * LANES)
+    at, g = panel + (group >> 3) * _Q2_K[-1], group & 7
+    w = masked_words(at + _Q2_K[2] + (g >> 2) * (8 * VECTOR), 2 * (g & 3), 0x03030303)
+    pair = loadv_i32(at + _Q2_K[1] + (g >> 1) * VECTOR) >> (16 * (g & 1))
+    d, dmin = loadv_f16(at), loadv_f16(at + 2 * LANES)
     return (
         (w[0], w[1], w[2], w[3]),
         (w[4], w[5], w[6], w[7]),
@@ -123,11 +116,11 @@ def _q2_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 def _iq4_xs(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · (scale - 32) · IQ4_VALUES[code], 6-bit scales."""
-    block, g = group >> 3, group & 7
-    words = nibbles(panel + n_blocks * _IQ4_XS[2] + (block * 32 + g * 4) * VECTOR)
-    low = (loadv_i32(panel + n_blocks * _IQ4_XS[1] + block * VECTOR) >> (4 * g)) & 15
-    high = (loadv_u16(panel + block * (4 * LANES) + 2 * LANES) >> (2 * g)) & 3
-    scale = loadv_f16(panel + block * (4 * LANES)) * to_f32((low | (high << 4)) - 32)
+    at, g = panel + (group >> 3) * _IQ4_XS[-1], group & 7
+    words = nibbles(at + _IQ4_XS[2] + g * (4 * VECTOR))
+    low = (loadv_i32(at + _IQ4_XS[1]) >> (4 * g)) & 15
+    high = (loadv_u16(at + 2 * LANES) >> (2 * g)) & 3
+    scale = loadv_f16(at) * to_f32((low | (high << 4)) - 32)
     return lookup_words(IQ4_VALUES, words), scale
 
 

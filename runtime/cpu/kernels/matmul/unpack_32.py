@@ -12,7 +12,6 @@ import numpy as np
 
 from .....quant.formats.iq4 import IQ4_VALUES
 from .....quant.formats.mxfp4 import E2M1_DOUBLED
-from .....quant.formats.nvfp4 import NVFP4_BLOCK
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import bits_to_f32, splat_f32
 from .....quant.jit.simd.memory import loadv_f16, loadv_f32, loadv_i32, loadv_u8
@@ -20,7 +19,7 @@ from ...simd.dot8 import Codes
 from ...simd.tile_sizes import VECTOR
 from .unpack_words import LOW4, fifth_bits, lookup_four, lookup_words, merge_bits, nibbles, plane_offsets
 
-# Byte offsets of the planes in a panel, a block and LANES rows.
+# Byte offsets of the planes in a block of LANES rows; the last number is the size of the block.
 _Q8_0 = plane_offsets("Q8_0")
 _Q4_0 = plane_offsets("Q4_0")
 _Q4_1 = plane_offsets("Q4_1")
@@ -28,12 +27,12 @@ _Q5_0 = plane_offsets("Q5_0")
 _Q5_1 = plane_offsets("Q5_1")
 _MXFP4 = plane_offsets("MXFP4")
 _NVFP4 = plane_offsets("NVFP4")
-_NVFP4_BLOCK = LANES * NVFP4_BLOCK.itemsize  # bytes of a block of all rows
 
 
 def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · code."""
-    at = panel + n_blocks * _Q8_0[1] + group * (8 * VECTOR)
+    block = panel + group * _Q8_0[2]
+    at = block + _Q8_0[1]
     words = (
         loadv_i32(at),
         loadv_i32(at + VECTOR),
@@ -44,48 +43,47 @@ def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
         loadv_i32(at + 6 * VECTOR),
         loadv_i32(at + 7 * VECTOR),
     )
-    return words, loadv_f16(panel + group * (2 * LANES))
+    return words, loadv_f16(block)
 
 
 def _q4_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · (code - 8)."""
-    words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
-    return words, loadv_f16(panel + group * (2 * LANES))
+    block = panel + group * _Q4_0[2]
+    return nibbles(block + _Q4_0[1]), loadv_f16(block)
 
 
 def _q4_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · code + m."""
-    words = nibbles(panel + n_blocks * _Q4_1[1] + group * (4 * VECTOR))
-    at = panel + group * (4 * LANES)
-    return words, loadv_f16(at), splat_f32(np.float32(0.0)) - loadv_f16(at + 2 * LANES)
+    block = panel + group * _Q4_1[2]
+    minimum = splat_f32(np.float32(0.0)) - loadv_f16(block + 2 * LANES)
+    return nibbles(block + _Q4_1[1]), loadv_f16(block), minimum
 
 
 def _q5_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · (code - 16); the fifth bits lie in a plane of their own."""
-    high = fifth_bits(panel + n_blocks * _Q5_0[1] + group * VECTOR)
-    low = nibbles(panel + n_blocks * _Q5_0[2] + group * (4 * VECTOR))
-    return merge_bits(low, high, 4), loadv_f16(panel + group * (2 * LANES))
+    block = panel + group * _Q5_0[3]
+    return merge_bits(nibbles(block + _Q5_0[2]), fifth_bits(block + _Q5_0[1]), 4), loadv_f16(block)
 
 
 def _q5_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · code + m; the fifth bits lie in a plane of their own."""
-    high = fifth_bits(panel + n_blocks * _Q5_1[1] + group * VECTOR)
-    low = nibbles(panel + n_blocks * _Q5_1[2] + group * (4 * VECTOR))
-    at = panel + group * (4 * LANES)
-    return merge_bits(low, high, 4), loadv_f16(at), splat_f32(np.float32(0.0)) - loadv_f16(at + 2 * LANES)
+    block = panel + group * _Q5_1[3]
+    minimum = splat_f32(np.float32(0.0)) - loadv_f16(block + 2 * LANES)
+    return merge_bits(nibbles(block + _Q5_1[2]), fifth_bits(block + _Q5_1[1]), 4), loadv_f16(block), minimum
 
 
 def _iq4_nl(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = d · IQ4_VALUES[code]."""
-    words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
-    return lookup_words(IQ4_VALUES, words), loadv_f16(panel + group * (2 * LANES))
+    block = panel + group * _Q4_0[2]
+    return lookup_words(IQ4_VALUES, nibbles(block + _Q4_0[1])), loadv_f16(block)
 
 
 def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = 2^(e - 128) · E2M1_DOUBLED[code]."""
-    words = nibbles(panel + n_blocks * _MXFP4[1] + group * (4 * VECTOR))
+    block = panel + group * _MXFP4[2]
+    words = nibbles(block + _MXFP4[1])
     # 2^(e - 128) as a product of two powers of two: at both ends of its range it is no normal number.
-    exponent = loadv_u8(panel + group * LANES)
+    exponent = loadv_u8(block)
     half = exponent >> 1
     scale = bits_to_f32((half + 63) << 23) * bits_to_f32((exponent - half + 63) << 23)
     return lookup_words(E2M1_DOUBLED, words), scale
@@ -93,10 +91,11 @@ def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 def _nvfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     """w = factor · d / 2 · E2M1_DOUBLED[code], d for each 16 (`panels.NORMAL_SCALES`), two groups a block."""
-    at = panel + n_blocks * _NVFP4[1] + group * (4 * VECTOR)
+    block = panel + (group >> 1) * _NVFP4[2]
+    at = block + _NVFP4[1] + (group & 1) * (4 * VECTOR)
     a, b, c, d = loadv_i32(at), loadv_i32(at + VECTOR), loadv_i32(at + 2 * VECTOR), loadv_i32(at + 3 * VECTOR)
-    factor = loadv_f32(panel + n_blocks * _NVFP4_BLOCK)  # `panels.stored_factor`
-    scales = panel + group * (2 * LANES)
+    factor = loadv_f32(panel + n_blocks * _NVFP4[2])  # `panels.stored_factor`
+    scales = block + (group & 1) * (2 * LANES)
     return (
         lookup_four(E2M1_DOUBLED, (a & LOW4, b & LOW4, (a >> 4) & LOW4, (b >> 4) & LOW4)),
         lookup_four(E2M1_DOUBLED, (c & LOW4, d & LOW4, (c >> 4) & LOW4, (d >> 4) & LOW4)),

@@ -16,12 +16,9 @@ LOW4 = 0x0F0F0F0F  # the low nibble of each byte
 
 
 def plane_offsets(name: str) -> tuple[int, ...]:
-    """For each plane of a format, the bytes of one block of LANES rows in the planes before it.
-
-    Times the number of blocks a row, that is the byte offset of the plane in a panel.
-    """
+    """The byte offset of each plane of a format in a block of LANES rows, then the bytes of the block."""
     sizes = [p.n_bytes for p in PLANES[name]]
-    return tuple(LANES * sum(sizes[:i]) for i in range(len(sizes)))
+    return tuple(LANES * sum(sizes[:i]) for i in range(len(sizes) + 1))
 
 
 @jit

@@ -62,16 +62,6 @@ DRAWN = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny):
-    return kukri.load_tokenizer(tiny)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer):
-    return Vocabulary(tokenizer, tokenizer.end_ids)
-
-
 def format_of(name: str):
     golden = GOLDENS[name]
     template = f"{{% if tools %}} {golden.marks} {CANONICAL[name]}"

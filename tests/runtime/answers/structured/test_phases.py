@@ -12,7 +12,6 @@ from kukri import ResponseFormat
 from kukri.runtime.answers.structured.constraints import Thinking
 from kukri.runtime.answers.structured.guided import GuidedConstraint
 from kukri.runtime.answers.structured.phases import AfterThinking
-from kukri.runtime.answers.structured.vocabulary import Vocabulary
 
 TOOLS = [
     {
@@ -28,16 +27,6 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny):
-    return kukri.load_tokenizer(tiny)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer):
-    return Vocabulary(tokenizer, tokenizer.end_ids)
 
 
 def allowed(constraint) -> set[int]:

@@ -10,6 +10,7 @@ import pytest
 from kukri.runtime import ops
 from kukri.runtime.cpu import key_offsets as module
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES, rotated
+from kukri.runtime.cpu.key_balance import key_balance
 from kukri.runtime.cpu.key_offsets import biased_layers, key_offsets
 from kukri.runtime.cpu.machine import CpuMachine, cache_type
 from kukri.runtime.engine.cache import Batch
@@ -43,6 +44,22 @@ def test_the_mean_of_the_bias_behind_rope(monkeypatch, interleaved):
     assert biased_layers(whole) == offsets.keys() == {0, 1}
     for offset in offsets.values():
         np.testing.assert_allclose(offset, keys["k"].mean(axis=0).reshape(2, 32), atol=1e-5)
+
+
+def test_biases_of_adapters_count():
+    """A product beside that of the keys, with a bias of its own (`lora_bias`): as if there were one."""
+    one, other = np.random.default_rng(4).normal(size=(2, 64)).astype(np.float32) * 5
+    flow: list[ops.Op] = []
+    for op in biased(program(1), one).ops:
+        keys = isinstance(op, ops.MatMul) and op.out.name == "k"
+        flow += [op, replace(op, bias=other, accumulate=True)] if keys else [op]
+    apart, together = replace(program(1), ops=tuple(flow)), biased(program(1), one + other)
+    offsets, wanted = key_offsets(apart), key_offsets(together)
+    factors, balance = key_balance(apart, offsets), key_balance(together, wanted)
+    assert offsets.keys() == factors.keys() == {0, 1}
+    for layer in offsets:
+        np.testing.assert_allclose(offsets[layer], wanted[layer], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(factors[layer], balance[layer], rtol=0.1)
 
 
 def test_none_where_scores_must_not_shift():

@@ -5,19 +5,22 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
+from numba import types
 
 from kukri.quant.jit.levels import LANES
+from kukri.quant.jit.llvm_ir import I16V, store
 from kukri.quant.jit.simd.memory import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
 from kukri.quant.jit.simd.vectors import I32, instruction
 from kukri.runtime.cpu.simd.dot16 import (
     add_products,
+    digits,
     first_lane,
     keep_lanes,
     load_f16,
     load_i8,
     load_i64,
     store_i8,
-    storev_i16,
+    store_numbers,
 )
 from kukri.runtime.cpu.simd.exp2 import coarse_exp2, exp2
 
@@ -43,6 +46,27 @@ def test_products_of_pairs():
     out = np.empty(LANES, np.int32)
     run(acc.ctypes.data, a.ctypes.data, b.ctypes.data, out.ctypes.data)
     np.testing.assert_array_equal(out, acc + (a.astype(np.int32) * b).sum(1))
+
+
+@instruction(types.none, types.int64, I32)
+def store_digits(builder, address, pairs):
+    store(builder, digits(builder, builder.bitcast(pairs, I16V)), address, 4)
+
+
+def test_digits():
+    """Which products on arm64 take; here at any level."""
+
+    @numba.njit
+    def run(numbers, out):
+        store_digits(out, loadv_i32(numbers))
+
+    largest = 127 * 256 + 127
+    numbers = RNG.integers(-largest, largest + 1, 2 * LANES).astype(np.int16)
+    numbers[:8] = largest, -largest, 0, -1, 127, 128, -128, -129
+    out = np.empty(4 * LANES, np.int8)
+    run(numbers.ctypes.data, out.ctypes.data)
+    low, high = out.reshape(-1, 2, 4).astype(np.int32).transpose(1, 0, 2)
+    np.testing.assert_array_equal((low + 256 * high).ravel(), numbers)
 
 
 @pytest.mark.parametrize(("function", "error"), [(exp2, 2e-7), (coarse_exp2, 4e-6)])
@@ -83,7 +107,7 @@ def test_numbers_in_memory():
     def run(half, small, large, halves, words):
         store_i8(small + 1, load_i8(small) - 1)
         store_i64(large + 8, load_i64(large) + 1)
-        storev_i16(halves, loadv_i32(words))
+        store_numbers(halves, loadv_i32(words))
         return load_f16(half)
 
     half = np.array([1.5], np.float16)

@@ -179,6 +179,15 @@ def test_attention_multiplies_by_vectors(assembly):
         assert len(re.findall(r"^\tfmla\tv\d+\.4s", text, re.MULTILINE)) >= 16, name
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0/Q4_0"])
+def test_attention_over_codes_is_sdot(assembly, script, name):
+    """Both digits of 4 queries times 8 keys, or dimensions, in 32 dimensions: 128 products of four."""
+    for kernel in ("prefill.PREFILL", "decode.DECODE"):
+        text = assembly[f"{kernel}_ATTENTIONS[{name}]"]
+        assert script.n_products(script.inner_loop(text)) == 128
+        assert not re.search(r"^\tsm(ul|la)l2?\tv", text, re.MULTILINE)
+
+
 def test_no_kernel_calls_what_the_cpu_should_do(assembly):
     """No calls of __extendhfsf2 (fp16), __aarch64_ldadd8 (atomics) or of Python's error functions."""
     for name, text in assembly.items():

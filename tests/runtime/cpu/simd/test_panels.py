@@ -42,7 +42,7 @@ def test_planes_cover_every_byte_of_a_block_once():
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("rows", "blocks"), [(16, 1), (37, 3), (1, 2), (9, 23)])
 def test_layout(name, lanes, rows, blocks):
-    """panel[plane][block][element][row], looked up one element at a time."""
+    """panel[block][plane][element][row], looked up one element at a time."""
     tensor = random_tensor(name, rows, blocks)
     panels = repack(tensor, lanes)
     n_panels = -(-rows // lanes)
@@ -56,12 +56,12 @@ def test_layout(name, lanes, rows, blocks):
     padded[:rows] = tensor.data.reshape(rows, blocks, -1)
     if name == "NVFP4":
         padded[..., :4] = NORMAL_SCALES[padded[..., :4]]
-    at = 0
+    at, in_blocks = 0, panels[:, :planes].reshape(n_panels, blocks, -1)
     for i, plane in enumerate(PLANES[name]):
         element = np.dtype(f"u{plane.size}")
-        stored = panels[:, at : at + lanes * blocks * plane.n_bytes].view(element)
+        stored = np.ascontiguousarray(in_blocks[:, :, at : at + lanes * plane.n_bytes]).view(element)
         stored = stored.reshape(n_panels, blocks, plane.count, lanes)
-        at += lanes * blocks * plane.n_bytes
+        at += lanes * plane.n_bytes
         for row in range(n_panels * lanes):
             for block in range(blocks):
                 piece = padded[row, block, plane.offset : plane.offset + plane.n_bytes].view(element)

@@ -10,7 +10,7 @@ from kukri.runtime.cuda.kernels.attention.split_kv_merge import SplitOutput
 from kukri.runtime.cuda.kernels.attention.split_plan import PlanArguments, plan_splits
 
 from ..simulator import run
-from .test_attention import NO_PREPARATION, matrix, paged_cache, score_arguments
+from .paged_attention import NO_PREPARATION, matrix, paged_cache, score_arguments
 
 
 def plan(positions, budget, warps, window=0):

@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import QueueFull
 from kukri.runtime.engine.sampling.beam_search import Beam, BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.ops import Program
-from kukri.runtime.program.build import build_program
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 CONTEXT = 160
 MOST_NEW = 14
@@ -85,9 +82,8 @@ class Findings:
 
 def program_of(folder: Path) -> tuple[Program, Any]:
     """The program of a conformance fixture, and its config."""
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    return build_program(config, Weights(config, checkpoint.tensors)), config
+    config, program = open_program(folder)
+    return program, config
 
 
 def new_engine(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from kukri.runtime.engine.sampling.beam_search import Beam, BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
 
 from ..test_engine import Config, HistoryMachine, after, greedy
-from .test_many import check_pages, few
+from .test_many import check_pages, few, in_threads
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
 ENDS = frozenset({7, 20, 33})
@@ -248,13 +247,8 @@ def test_threads_submit_searches_and_requests():
         except BaseException as problem:  # noqa: BLE001 - shown by the main thread
             problems.append(problem)
 
-    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, 6)
     assert not problems
-    assert not any(thread.is_alive() for thread in threads)
     check_pages(engine)
 
 

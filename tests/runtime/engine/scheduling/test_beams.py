@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.beams.generation import BeamGeneration
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.beam_search import Beam, BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 GOLDENS = Path(__file__).resolve().parents[3] / "data" / "sampling" / "beams.json"
 FIXTURES = json.loads(GOLDENS.read_text())["fixtures"]
@@ -27,9 +24,7 @@ PAGES, PAGE_SIZE, SLOTS = 16, 32, 6
 
 
 def new_engine(folder: Path, kind: type, n_pages: int = PAGES, slots: int = SLOTS, **more: Any) -> Engine:
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    config, program = open_program(folder)
     machine = kind(program, n_pages, page_size=PAGE_SIZE, max_sequences=slots)
     table = PageTable(n_pages, slots, page_size=PAGE_SIZE)
     return Engine(machine, table, config, context=64, states=machine.states, **more)

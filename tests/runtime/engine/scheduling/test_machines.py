@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
-from kukri.runtime.weights.binding import Weights
+from kukri.tests.open_program import open_program
 
 NAMES = ["llama-gqa", "gemma3", "mixtral", "deepseek-v3", "lfm2", "qwen3.5", "falcon-h1"]
 RECURRENT = {"lfm2", "qwen3.5", "falcon-h1"}
@@ -27,9 +24,7 @@ N_PAGES, SEQUENCES = 9, 4
 
 
 def new_engine(folder: Path, kind: type, deterministic: bool = False) -> Engine:
-    checkpoint = Checkpoint.open(folder)
-    config = config_from_hf(checkpoint.config, checkpoint.tensors)
-    program = build_program(config, Weights(config, checkpoint.tensors))
+    config, program = open_program(folder)
     machine = kind(program, N_PAGES, max_sequences=SEQUENCES)
     table = PageTable(N_PAGES, SEQUENCES)
     return Engine(

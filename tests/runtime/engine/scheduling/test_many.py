@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -29,6 +30,16 @@ def new_engine(
 
 def few(n: int, **more) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=n, **more)
+
+
+def in_threads(work: Callable[[int], None], n: int) -> None:
+    """Call `work` with each of 0 … n - 1 in a thread of its own, and wait for a minute for all to end."""
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def check_pages(engine: Engine) -> None:
@@ -255,13 +266,8 @@ def test_random_requests_from_eight_threads(own_thread):
         except BaseException as problem:  # noqa: BLE001 - shown by the main thread
             problems.append(problem)
 
-    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, 8)
     assert not problems
-    assert not any(thread.is_alive() for thread in threads)
     check_pages(engine)
     engine.close()
 
