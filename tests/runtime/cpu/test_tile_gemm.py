@@ -19,6 +19,7 @@ from kukri.runtime.cpu import matrix_tiles
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU
 from kukri.runtime.cpu.abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
 from kukri.runtime.cpu.kernels import TILE_GEMMS, TILE_ROWS
+from kukri.runtime.cpu.kernels.matmul.unpack import CODES, MINIMA
 from kukri.runtime.cpu.lowering import lower
 from kukri.runtime.cpu.lowering import matrix_tiles as tile_lowering
 from kukri.runtime.cpu.machine import CpuMachine
@@ -109,9 +110,24 @@ def expected(weights, x: np.ndarray) -> np.ndarray:
     return rounded(x).astype(np.float64) @ rounded(weights.dequantize()).astype(np.float64).T
 
 
-def other_way(weights: np.ndarray) -> np.ndarray:
-    """By how much a weight may be off that a float32 operation more or less rounds to the other bfloat16."""
-    slack = np.abs(weights).max(axis=1, keepdims=True) * 2.0**-21
+def other_way(weights: np.ndarray, name: str) -> np.ndarray:
+    """By how much a weight may be off that is rounded to the other bfloat16.
+
+    The kernel computes number · scale + offset (`simd.amx._Numbers`), where the number of a code is 128 to
+    512 and the offset takes back what that is too much. A scale of 18 bits leaves room for it, so that all is
+    exact; but with a minimum, or NVFP4's factor, the offset and the weight are rounded, by up to half a unit
+    in the last place. The codes of some sub-block of 16 weights span a half of their range at least.
+    """
+    largest = np.abs(weights).max(axis=1, keepdims=True)
+    if (codes := CODES.get(name)) is None:
+        slack = largest * 2.0**-21
+    elif name not in MINIMA and name != "NVFP4":
+        slack = np.zeros_like(largest)
+    else:
+        spans = np.ptp(weights.reshape(len(weights), -1, 16), axis=2).max(axis=1, keepdims=True)
+        scale = spans / ((2 * codes.limit if codes.signed else codes.limit) / 2)
+        zero = 256 + 128 if codes.signed else 128 + codes.zero
+        slack = (zero * scale + 2 * largest) * 2.0**-24  # a minimum is no larger than a weight
     return np.abs(rounded(weights + slack) - rounded(weights - slack))
 
 
@@ -119,7 +135,7 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, weights, x: np.ndarray) 
     """Within what float32 sums may differ, and weights that lie between two bfloat16 numbers."""
     dense, x = weights.dequantize(), np.abs(rounded(x))
     assert np.isfinite(found).all()
-    between = other_way(dense)
+    between = other_way(dense, weights.format.name)
     assert between.sum() < np.abs(dense).sum() / 1_000
     assert (np.abs(found - wanted) <= 2e-6 * (x @ np.abs(dense).T) + x @ between.T).all()
 
