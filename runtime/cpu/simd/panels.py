@@ -52,7 +52,11 @@ PLANES: dict[str, tuple[Plane, ...]] = {
     "Q3_K": (Plane(108, 2, 1), Plane(96, 4, 3), Plane(0, 4, 8), Plane(32, 4, 16)),  # d, scales, hmask, qs
     "Q4_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 32)),  # d dmin, scales, qs
     "Q5_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 8), Plane(48, 4, 32)),  # d dmin, scales, qh, qs
-    "Q6_K": (Plane(208, 2, 1), Plane(192, 4, 4), Plane(128, 4, 16), Plane(0, 4, 32)),  # d, scales, qh, ql
+    # d, scales, qh and ql of the first 128 weights, qh and ql of the others
+    "Q6_K": (
+        *(Plane(208, 2, 1), Plane(192, 4, 4)),
+        *(Plane(128, 4, 8), Plane(0, 4, 16), Plane(160, 4, 8), Plane(64, 4, 16)),
+    ),
     "IQ4_NL": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
     "IQ4_XS": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 32)),  # d scales_h, scales_l, qs
     "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs

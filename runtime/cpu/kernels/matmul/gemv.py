@@ -6,7 +6,7 @@ to all lanes, so that no sum crosses lanes. Block-quantised weights are multipli
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
 with float32 activations. Threads partition the panels, of several products together where experts are alike
 (`pooled`), and prefetch weights AHEAD bytes before they use them, but no other thread's, or leave that to the
-processor (FOLLOWS).
+processor (FOLLOWED).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, prefetch_far, storev_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes, code_offset, dot
-from ...simd.panels import PLANES
 from ...simd.tile_sizes import (
     GROUP,
     GROUP_STATS,
@@ -48,10 +47,10 @@ from .unpack import CODES, unpack
 # bytes ahead (docs/performance.md).
 AHEAD, early = (32768, prefetch_far) if LANES == 16 else (4096, prefetch)
 NEAR = 1024 if LANES == 16 else 0
-# Whether the processor's own prefetchers keep up with a panel of blocks of 32 or 64, which is read from one
-# end to the other: AMD's Zen reads them a fifth faster without prefetches, whatever their distance. Blocks of
-# 256 are read in several places at a time, and need prefetches there, too.
-FOLLOWS = llvm.get_host_cpu_name().startswith("znver")
+# Formats whose panels the processor's own prefetchers follow: AMD's Zen reads what lies in the order of use a
+# fifth faster without prefetches, whatever their distance, and other blocks of 256 slower.
+SMALL_BLOCKS = {name for name in CODES if FORMATS[name].block_size < 256}
+FOLLOWED = SMALL_BLOCKS | {"Q6_K"} if llvm.get_host_cpu_name().startswith("znver") else set()
 STATS_BYTES = 4 * GROUP_STATS
 
 
@@ -138,18 +137,18 @@ def _step_ahead(
 def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int, groups: int) -> Any:
     """Products of a panel with the quantised row at `x`, for formats with blocks of 32 or 64.
 
-    A block has so many `groups`; `end` is the address behind the thread's part of the matrix.
+    A block has so many `groups`, each of which prefetches `group_bytes` bytes; `end` is the address behind
+    the thread's part of the matrix.
     """
     stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
     near = panel + NEAR
     for g in range(a.n_blocks * groups):
-        if not FOLLOWS:
-            ahead = min(ahead, last)
-            for line in range(0, group_bytes, 64):
-                early(ahead + line)
-                if NEAR > 0:
-                    prefetch(near + line)
-            ahead, near = ahead + group_bytes, near + group_bytes
+        ahead = min(ahead, last)
+        for line in range(0, group_bytes, 64):
+            early(ahead + line)
+            if NEAR > 0:
+                prefetch(near + line)
+        ahead, near = ahead + group_bytes, near + group_bytes
         acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
 
@@ -216,7 +215,7 @@ def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
         return float_row
     groups = FORMATS[name].block_size // GROUP
     product = _by_block if groups == 8 else _by_group
-    size = LANES * sum(p.n_bytes for p in PLANES[name]) // groups
+    size = 0 if name in FOLLOWED else LANES * FORMATS[name].type_size // groups
 
     def row(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
         return product(codes, panel, end, a, x, size, groups)
@@ -226,8 +225,7 @@ def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
 
 def _gemv(codes: Codes) -> EntryPoint:
     """The kernel for one format."""
-    small_blocks = 1 < FORMATS[codes.name].block_size < 256
-    at_first = 0 if FOLLOWS and small_blocks else AHEAD  # bytes of a thread's part that are asked for at once
+    at_first = 0 if codes.name in FOLLOWED else AHEAD  # bytes of a thread's part that are asked for at once
 
     @kernel
     def gemv(arguments: int, step: int, thread: int) -> None:

@@ -57,12 +57,12 @@ def _q5_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _q6_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
-    """w = d · scale · (code - 32), an int8 scale for each 16; 4 low and 2 high bits in two planes."""
+    """w = d · scale · (code - 32), an int8 scale for each 16; halves have planes of 4 and 2 bits."""
     at, g = panel + (group >> 3) * _Q6_K[-1], group & 7
     half, quarter = g >> 2, g & 3
-    low_at = at + _Q6_K[3] + (half * 16 + (quarter & 1) * 8) * VECTOR
+    low_at = at + _Q6_K[3] + (half * 24 + (quarter & 1) * 8) * VECTOR
     low = masked_words(low_at, 4 * (quarter >> 1), LOW4)
-    high_at = at + _Q6_K[2] + half * (8 * VECTOR)
+    high_at = at + _Q6_K[2] + half * (24 * VECTOR)
     w = merge_bits(low, masked_words(high_at, 2 * quarter, 0x03030303), 4)
     scales = loadv_i32(at + _Q6_K[1] + (g >> 1) * VECTOR)
     d = loadv_f16(at)
