@@ -23,12 +23,11 @@ from ....quant.jit.llvm_ir import (
     I16,
     I32_,
     I64,
-    all_lanes,
     beside,
     load,
     vector_of,
 )
-from .dot16 import bytes_as_pairs, nibbles_as_pairs
+from .dot16 import bytes_as_pairs, nibbles_as_pairs, signed_halves
 
 WIDTH = 2  # vectors of a step
 STEPS = 2  # steps of an iteration
@@ -86,12 +85,6 @@ def _fours(builder: Any, first: Any, second: Any) -> list:
     return [builder.bitcast(builder.shuffle_vector(first, second, run), I8V) for run in runs]
 
 
-def _signed_nibbles(builder: Any, codes: Any) -> tuple[Any, Any]:
-    """The low and the high signed nibbles of bytes, int8."""
-    four = all_lanes(codes.type, 4)
-    return builder.ashr(builder.shl(codes, four), four), builder.ashr(codes, four)
-
-
 def _bytes_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
     """`_bytes` for digits."""
     rows = [load(builder, row, I8V, 1) for row in (at, builder.add(at, stride))]
@@ -101,12 +94,12 @@ def _bytes_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
 def _nibbles_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
     """`_nibbles` for digits."""
     rows = [load(builder, row, ir.VectorType(I8, 8), 1) for row in (at, builder.add(at, stride))]
-    return list(_signed_nibbles(builder, *_fours(builder, *rows))), _advance(builder, at, stride, 2)
+    return signed_halves(builder, *_fours(builder, *rows)), _advance(builder, at, stride, 2)
 
 
 def _nibble_steps_by_fours(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
     """`_nibble_steps` for digits."""
-    nibbles = _signed_nibbles(builder, load(builder, at, I8V, 1))
+    nibbles = signed_halves(builder, load(builder, at, I8V, 1))
     return _fours(builder, *nibbles), _advance(builder, at, stride, 1)
 
 

@@ -94,10 +94,11 @@ def digits(builder: Any, numbers: Any) -> Any:
     return builder.shuffle_vector(split, split, vector_of(ir.VectorType(I32_, n_bytes), order))
 
 
-def even_odd(builder: Any, codes: Any) -> list:
-    """The even and the odd int8 of a vector of int16 with two each, as two vectors of int16."""
-    eight = all_lanes(codes.type, 8)
-    return [builder.ashr(builder.shl(codes, eight), eight), builder.ashr(codes, eight)]
+def signed_halves(builder: Any, numbers: Any) -> list:
+    """The low and the high half of each integer of a vector as two vectors of as wide integers: nibbles of
+    int8, or the even and the odd int8 of int16 with two each."""
+    half = all_lanes(numbers.type, numbers.type.element.width // 2)
+    return [builder.ashr(builder.shl(numbers, half), half), builder.ashr(numbers, half)]
 
 
 # --- intrinsics, for kernels -----------------------------------------------------------------------------

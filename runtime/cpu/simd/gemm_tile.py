@@ -11,7 +11,7 @@ Both operands are packed into records at constant offsets, the same for all bloc
 At levels avx512 and avx2 products of signed 8-bit codes take four instructions, two of them to keep sums of
 two from overflowing 16 bits. As int16 (`TileCodes.wide`) half as many take two: weights of such a format are
 unpacked to 16 I32 of int16 pairs a panel, and records of activations are made anew for each pair of panels
-(`widen_record`). `dot16.even_odd` has the order. The sums are the same integers.
+(`widen_record`). `dot16.signed_halves` has the order. The sums are the same integers.
 
 With 16 vector registers a tile is 2 panels x 3 tokens: six integer sums, six float32 accumulators, two words
 of weights and one broadcast word of activations. With 32 registers it is 2 panels x 6 tokens.
@@ -43,7 +43,7 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd.vectors import F32, I32, compile_time, instruction, intrinsic
 from .dot8 import VNNI, Codes
-from .dot16 import even_odd
+from .dot16 import signed_halves
 from .matrix_products import in_pairs, joined
 from .tile_group import CELLS, Factors, Group, by_part, by_token, token_offset, wide_offset
 from .tile_sizes import (
@@ -134,7 +134,7 @@ def widen_record(builder: Any, x: Any, to: Any) -> None:
     pairs of even columns, then 8 of odd ones; then the scales."""
     for t in range(TOKENS):
         codes = load(builder, beside(builder, x, GROUP * t), ir.VectorType(I16, GROUP // 2), 4)
-        for odd, part in enumerate(even_odd(builder, codes)):
+        for odd, part in enumerate(signed_halves(builder, codes)):
             store(builder, part, beside(builder, to, GROUP * (2 * t + odd)), 4)
         scale = load(builder, beside(builder, x, SCALES + 4 * t), FLOAT, 4)
         store(builder, scale, beside(builder, to, WIDE_SCALES + 4 * t), 4)
@@ -143,7 +143,7 @@ def widen_record(builder: Any, x: Any, to: Any) -> None:
 @instruction(types.UniTuple(I32, 2), I32)
 def wide_codes(builder: Any, word: Any) -> Any:
     """A word of four signed codes a lane as two I32 of pairs of int16: the even and the odd ones."""
-    parts = even_odd(builder, builder.bitcast(word, I16V))
+    parts = signed_halves(builder, builder.bitcast(word, I16V))
     return cgutils.pack_array(builder, [builder.bitcast(part, I32V) for part in parts])
 
 

@@ -74,8 +74,8 @@ def _gather_small_plane(size: int) -> Any:
 
 
 def _gather_large_plane(size: int) -> Any:
-    """A function that gathers a block's plane with four or more elements, of `size` bytes each; of the next
-    panel it prefetches as many bytes from address `ahead` on."""
+    """A function that gathers a block's plane with four or more elements, of `size` bytes each; it prefetches
+    as many bytes from address `ahead` on."""
     transpose, copy = _transpose(8 * size), _copy(8 * size)
 
     @jit
@@ -121,8 +121,8 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
     for panel in range(a.n_panels):
         rows = a.data + panel * a.lanes * a.row_bytes
         target = a.out + panel * a.panel_bytes
+        next_panel = rows + a.lanes * a.row_bytes - target  # of the file, from each byte of this one on
         for block in range(a.n_blocks):
-            ahead = rows + a.lanes * (a.row_bytes + block * a.type_size)
             for i in range(a.n_planes):
                 plane = planes[i]
                 source = rows + block * a.type_size + plane.offset
@@ -131,13 +131,13 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
                     if small:
                         _small_4(a, plane, source, target)
                     else:
-                        _large_4(a, plane, source, target, ahead)
+                        _large_4(a, plane, source, target, target + next_panel)
                 elif plane.size == 1:
                     _small_1(a, plane, source, target)
                 elif small:
                     _small_2(a, plane, source, target)
                 else:
-                    _large_2(a, plane, source, target, ahead)
+                    _large_2(a, plane, source, target, target + next_panel)
                 n_elements = plane.count * a.lanes
                 if plane.regroup:
                     words = carray(as_pointer(target), n_elements, np.uint32)

@@ -42,7 +42,7 @@ from ....quant.jit.llvm_ir import (
     vector_of,
 )
 from .dot8 import Sums, broadcast4, keep_order, sdot
-from .dot16 import add_products, even_odd
+from .dot16 import add_products, signed_halves
 from .matrix_products import first_halves, joined, smmla
 from .tile_sizes import GROUP, PANELS, TOGETHER, TOKENS, VECTOR
 
@@ -105,7 +105,7 @@ def _by_int16(
                 if in_record:
                     x = broadcast4(builder, xs[t], GROUP * odd + 4 * i)
                 else:
-                    x = even_odd(builder, builder.bitcast(broadcast4(builder, xs[t], 4 * i), I16V))[odd]
+                    x = signed_halves(builder, builder.bitcast(broadcast4(builder, xs[t], 4 * i), I16V))[odd]
                 for p in range(PANELS):
                     cell = p, 0, t
                     sums[cell] = add_products(builder, sums[cell], words[p], builder.bitcast(x, I32V))

@@ -41,6 +41,7 @@ from ..common.partition import pooled
 from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
+from .unpack_words import group_bytes
 
 # Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
 # more lines at a time than the L1 cache; formats of small blocks gain from a second prefetch into that, NEAR
@@ -215,7 +216,7 @@ def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
         return float_row
     groups = FORMATS[name].block_size // GROUP
     product = _by_block if groups == 8 else _by_group
-    size = 0 if name in FOLLOWED else LANES * FORMATS[name].type_size // groups
+    size = 0 if name in FOLLOWED else group_bytes(name)
 
     def row(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
         return product(codes, panel, end, a, x, size, groups)

@@ -13,10 +13,9 @@ from typing import Any
 
 from .....quant.formats import FORMATS
 from .....quant.jit.decorators import EntryPoint, jit, kernel
-from .....quant.jit.levels import LANES, LEVEL
+from .....quant.jit.levels import LEVEL
 from .....quant.jit.simd.memory import loadv_f32, prefetch, storev_f32
 from ...simd.dot8 import Codes
-from ...simd.panels import PLANES
 from ...simd.row_products import ROW_SUMS, add_row_products, add_two_rows_products
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
 from ..common.access import step_at
@@ -25,19 +24,19 @@ from ..common.vector_math import constant
 from .epilogue import expert_rows, finish, gated_outputs, matmul_at
 from .gemv import STATS_BYTES
 from .unpack import CODES, HALVES, unpack
+from .unpack_words import group_bytes
 
 AHEAD = 4096  # prefetch distance in bytes
 
 
 def _multiply_pair(codes: Codes) -> Callable:
     """A function that multiplies a pair of panels of one format with all rows."""
-    block = FORMATS[codes.name].block_size
-    groups = block // GROUP  # of a block
-    group_bytes = LANES * sum(p.n_bytes for p in PLANES[codes.name]) // groups
+    groups = FORMATS[codes.name].block_size // GROUP  # of a block
+    n_bytes = group_bytes(codes.name)
 
     @jit
     def prefetch_group(at: int) -> None:
-        for line in range(0, group_bytes, 64):
+        for line in range(0, n_bytes, 64):
             prefetch(at + line)
 
     @jit
@@ -73,7 +72,7 @@ def _multiply_pair(codes: Codes) -> Callable:
         for g in range(a.n_blocks * groups):
             prefetch_group(left + ahead)
             prefetch_group(right + ahead)
-            ahead += group_bytes
+            ahead += n_bytes
             weights = (unpack(codes, left, a.n_blocks, g), unpack(codes, right, a.n_blocks, g))
             multiply(a, n, weights, g, x, sums)
 
@@ -85,7 +84,7 @@ def _multiply_pair(codes: Codes) -> Callable:
             ahead = AHEAD
             for g in range(a.n_blocks * groups):
                 prefetch_group(panel + ahead)
-                ahead += group_bytes
+                ahead += n_bytes
                 weights = (unpack(codes, panel, a.n_blocks, g),)
                 multiply_rows(a, n, weights, g, x, sums + second * VECTOR)
 

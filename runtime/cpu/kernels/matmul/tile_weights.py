@@ -11,7 +11,6 @@ from typing import Any
 
 from numba.extending import overload
 
-from .....quant.formats import FORMATS
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.memory import prefetch
 from ...abi.sizes import FLOAT_BYTES
@@ -21,6 +20,7 @@ from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP
 from ..common.float_types import FLOATS, load_floats
 from .unpack import CODES, unpack
+from .unpack_words import group_bytes
 
 TILE_KINDS = CODES | {name: FLOATS[name] for name in ("F16", "BF16")}
 
@@ -60,9 +60,7 @@ def prefetch_group(kind: Codes, a: Any, panel: int, group: int) -> None:
 @overload(prefetch_group, jit_options={"forceinline": True})
 def _choose_prefetch_group(kind: Any, a: Any, panel: Any, group: Any) -> Any:
     name = kind.value.name
-    n_bytes = FLOAT_BYTES.get(name, 0) * LANES * GROUP
-    if not n_bytes:
-        n_bytes = LANES * FORMATS[name].type_size * GROUP // FORMATS[name].block_size
+    n_bytes = FLOAT_BYTES[name] * LANES * GROUP if name in FLOAT_BYTES else group_bytes(name)
 
     def lines(kind: Any, a: Any, panel: Any, group: Any) -> Any:
         at = panel + group * n_bytes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .....quant.formats import FORMATS
 from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import to_f32
 from .....quant.jit.simd.memory import loadv_i32
 from ...simd.dot8 import lookup16
 from ...simd.panels import PLANES
-from ...simd.tile_sizes import VECTOR
+from ...simd.tile_sizes import GROUP, VECTOR
 
 LOW4 = 0x0F0F0F0F  # the low nibble of each byte
 
@@ -19,6 +20,11 @@ def plane_offsets(name: str) -> tuple[int, ...]:
     """The byte offset of each plane of a format in a block of LANES rows, then the bytes of the block."""
     sizes = [p.n_bytes for p in PLANES[name]]
     return tuple(LANES * sum(sizes[:i]) for i in range(len(sizes) + 1))
+
+
+def group_bytes(name: str) -> int:
+    """Bytes of a group of GROUP columns of LANES rows of a block format: its share of a block."""
+    return LANES * FORMATS[name].type_size * GROUP // FORMATS[name].block_size
 
 
 @jit
